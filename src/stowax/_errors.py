@@ -1,0 +1,57 @@
+"""Every error stowax raises on purpose.
+
+One shape for all of them: which argument, what it got, and what to write instead. The
+command line prints the message alone (exit code 2); a program sees a subclass of
+`StowaxError` that is also the built-in exception it would expect.
+"""
+
+
+class StowaxError(Exception):
+    """Base of every error that stowax raises on purpose."""
+
+
+class ArgumentError(StowaxError, ValueError):
+    """An argument that cannot be used.
+
+    **Arguments:** `argument` names it as the user wrote it, `got` describes what came,
+    `instead` says what to write. The message reads
+    ``{argument}: got {got}. {instead}``.
+    """
+
+    def __init__(self, argument: str, got: str, instead: str):
+        self.argument, self.got, self.instead = argument, got, instead
+        super().__init__(f"{argument}: got {got}. {instead}")
+
+
+class StepError(StowaxError, ValueError):
+    """The training step cannot be planned as it is written."""
+
+
+class PlanMismatchError(StowaxError, ValueError):
+    """A plan that was made for another step, target or version of stowax."""
+
+
+class MissingExtraError(StowaxError, ImportError):
+    """A target needs a package that is not installed; the message has the command."""
+
+
+class CompileError(StowaxError, RuntimeError):
+    """The target's compiler refused the program; the message has its own words."""
+
+
+class OutOfMemoryCompileError(CompileError):
+    """The program needs more device memory than the target's compiler allows.
+
+    `needed_bytes` and `available_bytes` are the compiler's own figures per device, to the
+    two digits it prints; `None` where it gave none.
+    """
+
+    def __init__(
+        self, message: str, needed_bytes: int | None, available_bytes: int | None
+    ):
+        self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
+        super().__init__(message)
+
+
+class OffloadVanishedError(StowaxError, RuntimeError):
+    """The compiled program does not hold the copies that the plan decided on."""

@@ -1,0 +1,310 @@
+"""The scan that puts a plan into effect: copies start a layer early and end a layer late.
+
+A stack of repeated bodies becomes a `custom_vjp` around two scans of our own.
+
+*Forward.* Each iteration runs the body and hands out the values that are kept, stacked on
+the device. Values to be offloaded are carried, on the device, into the next iteration and
+copied to host memory there: the copy has a whole layer's time. Host slot i therefore holds
+layer i-1; the last layer's values never leave the device.
+
+*Backward.* A scan in reverse. Each iteration starts the copy back of what the next one
+reads, carries it there, and runs the body's backward program. What was not stored is
+computed again from what is at hand; what nobody reads does not run. No checkpoint names
+and no policies are involved, so there is nothing that could silently match nothing.
+
+A model written as a Python loop has one array per layer where a scan has stacked ones.
+The loop over the layer number then takes the layer's own arrays by `lax.switch`, which
+copies one layer's worth, and never stacks them. Straight-line code would not do: there XLA
+folds the round trip through the host away whenever it believes that there is room.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from . import _jax
+from ._jaxpr import evaluate
+from ._linearize import LinearizedBody, linearize_body
+
+Stored = Mapping[int, str]
+"""Value number → "keep" or "offload"."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A body that runs `count` times, fed by its own carry.
+
+    The body's inputs are constants, carry and per-layer inputs, in this order; its
+    outputs are the carry and per-layer outputs. `separate` per-layer inputs come as one
+    array per layer (an unrolled model), others stacked along their first axis (a scan).
+    `source` says where the user wrote it.
+    """
+
+    name: str
+    source: str
+    count: int
+    body: Any
+    const_count: int
+    carry_count: int
+    reverse: bool = False
+    separate: bool = False
+
+    @property
+    def per_layer_count(self) -> int:
+        """Number of per-layer inputs of the body."""
+        inputs = len(_jax.open_jaxpr(self.body).invars)
+        return inputs - self.const_count - self.carry_count
+
+    @property
+    def carry_inputs(self) -> range:
+        """Numbers of the body inputs that are carried."""
+        return range(self.const_count, self.const_count + self.carry_count)
+
+
+Choose = Callable[[Stack, LinearizedBody], Stored]
+"""Decides what is stored, once the differentiated inputs are known."""
+
+
+@jax.tree_util.register_static
+class _Static:
+    """Carries what is known while tracing from the forward to the backward rule."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def scope_name(stack: str, position: int) -> str:
+    """The named scope of the forward body's operation `position` in a labelled trace."""
+    return f"stowax.value.{stack}.{position}"
+
+
+def to_host(value: Any) -> Any:
+    """The value in host memory, sharded as it was."""
+    return jax.device_put(value, jax.memory.Space.Host)
+
+
+def to_device(value: Any) -> Any:
+    """The value in device memory, sharded as it was."""
+    return jax.device_put(value, jax.memory.Space.Device)
+
+
+def run_stack(
+    stack: Stack,
+    consts: Sequence[Any],
+    carry: Sequence[Any],
+    per_layer: Sequence[Any],
+    *,
+    choose: Choose,
+    keep_checkpoint: Callable[[Any], bool],
+    label: bool = False,
+) -> tuple[list[Any], list[Any]]:
+    """Runs `stack` so that its backward pass stores what `choose` says.
+
+    **Arguments:** `per_layer` holds one stacked array per input, or, for a `separate`
+    stack, one sequence of `count` arrays per input. **Returns:** final carry, and the
+    per-layer outputs stacked along their first axis.
+    """
+    split = stack.const_count, stack.const_count + stack.carry_count
+
+    def parts(inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
+        return inputs[: split[0]], inputs[split[0] : split[1]], inputs[split[1] :]
+
+    @jax.custom_vjp
+    def run(consts: Any, carry: Any, per_layer: Any) -> tuple[list[Any], list[Any]]:
+        def body(carry: Any, x: Any) -> tuple[Any, Any]:
+            out = evaluate(
+                stack.body, [*consts, *carry, *_layer(stack, per_layer, x)]
+            )
+            return out[: stack.carry_count], out[stack.carry_count :]
+
+        return _scan(stack, body, carry, _scanned(stack, per_layer))
+
+    def forward(consts: Any, carry: Any, per_layer: Any) -> tuple[Any, Any]:
+        inputs = (consts, carry, per_layer)
+        values = jax.tree.map(lambda p: p.value, inputs, is_leaf=_is_primal)
+        layers = [
+            any(p.perturbed for p in leaf) if stack.separate else leaf.perturbed
+            for leaf in per_layer
+        ]
+        perturbed = [*(p.perturbed for p in consts), *(p.perturbed for p in carry)]
+        active = [i for i, flag in enumerate([*perturbed, *layers]) if flag]
+        body = linearize_body(
+            stack.body, active, (split[0], stack.carry_count), keep_checkpoint
+        )
+        return _forward(stack, body, choose(stack, body), label, *values)
+
+    def backward(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
+        static, *arrays = residuals
+        body, stored = static.value
+        grads = _backward(stack, body, stored, arrays, cotangents)
+        return parts(grads)
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    return run(list(consts), list(carry), [_as_sequence(stack, x) for x in per_layer])
+
+
+def _is_primal(leaf: Any) -> bool:
+    return hasattr(leaf, "perturbed")
+
+
+def _as_sequence(stack: Stack, x: Any) -> Any:
+    return list(x) if stack.separate else x
+
+
+def _scan(
+    stack: Stack, body: Callable, init: Any, xs: Any, reverse: bool = False
+) -> Any:
+    return jax.lax.scan(
+        body, init, xs, length=stack.count, reverse=stack.reverse != reverse
+    )
+
+
+def _scanned(stack: Stack, per_layer: Sequence[Any]) -> Any:
+    return jnp.arange(stack.count) if stack.separate else list(per_layer)
+
+
+def _layer(stack: Stack, per_layer: Sequence[Any], x: Any) -> list[Any]:
+    """The per-layer inputs of one iteration, given what the scan hands to it."""
+    if not stack.separate:
+        return list(x)
+    if not per_layer:
+        return []
+    with jax.named_scope("stowax.layer"):
+        branches = [
+            lambda layer=layer: tuple(xs[layer] for xs in per_layer)
+            for layer in range(stack.count)
+        ]
+        return list(jax.lax.switch(x, branches))
+
+
+def _forward(
+    stack: Stack,
+    body: LinearizedBody,
+    stored: Stored,
+    label: bool,
+    consts: Sequence[Any],
+    carry: Sequence[Any],
+    per_layer: Sequence[Any],
+) -> tuple[Any, Any]:
+    keep = sorted(n for n, how in stored.items() if how == "keep")
+    offload = sorted(n for n, how in stored.items() if how == "offload")
+    program = body.forward
+    wanted = list(dict.fromkeys([*body.output_numbers, *keep, *offload]))
+
+    def scope(position: int) -> Any:
+        return jax.named_scope(scope_name(stack.name, position))
+
+    def step(state: Any, x: Any) -> tuple[Any, Any]:
+        carry, pending = state
+        slots = [
+            _named(f"stowax.offload.{stack.name}.{n}", to_host, value)
+            for n, value in zip(offload, pending, strict=True)
+        ]
+        inputs = [*consts, *carry, *_layer(stack, per_layer, x)]
+        values = program.run(
+            wanted,
+            dict(enumerate(inputs)),
+            effects=True,
+            scope=scope if label else None,
+        )
+        out = body.outputs(values)
+        following = [values[n] for n in offload]
+        kept = [values[n] for n in keep]
+        carry_out, ys = out[: stack.carry_count], out[stack.carry_count :]
+        return (carry_out, following), (ys, kept, slots)
+
+    nothing = [_zeros(program.avals[n]) for n in offload]
+    init = (list(carry), nothing)
+    (carry, last), (ys, kept, slots) = _scan(
+        stack, step, init, _scanned(stack, per_layer)
+    )
+    residuals = (
+        _Static((body, dict(stored))),
+        list(consts),
+        list(per_layer),
+        kept,
+        slots,
+        last,
+    )
+    return (carry, ys), residuals
+
+
+def _backward(
+    stack: Stack,
+    body: LinearizedBody,
+    stored: Stored,
+    residuals: Sequence[Any],
+    cotangents: Any,
+) -> list[Any]:
+    consts, per_layer, kept, slots, last = residuals
+    keep = sorted(n for n, how in stored.items() if how == "keep")
+    offload = sorted(n for n, how in stored.items() if how == "offload")
+    first_layer = stack.const_count + stack.carry_count
+    active = body.active_inputs
+    active_consts = [i for i in active if i < stack.const_count]
+    active_carry = [i for i in active if i in stack.carry_inputs]
+    active_layer = [i for i in active if i >= first_layer]
+    carry_out = [k for k in body.active_outputs if k < stack.carry_count]
+    y_out = [k - stack.carry_count for k in body.active_outputs if k not in carry_out]
+    carry_cotangents, y_cotangents = cotangents
+    ct_carry = [_instantiate(carry_cotangents[k]) for k in carry_out]
+    ct_ys = [_instantiate(y_cotangents[k]) for k in y_out]
+
+    def step(state: Any, xs: Any) -> tuple[Any, Any]:
+        ct_carry, ct_consts, current = state
+        x, kept, slots, ct_ys = xs
+        following = [
+            _named(f"stowax.fetch.{stack.name}.{n}", to_device, slot)
+            for n, slot in zip(offload, slots, strict=True)
+        ]
+        at_hand = dict(enumerate(consts))
+        at_hand |= dict(enumerate(_layer(stack, per_layer, x), start=first_layer))
+        at_hand |= dict(zip(keep, kept, strict=True))
+        at_hand |= dict(zip(offload, current, strict=True))
+        values = body.forward.run(body.residuals, at_hand)
+        grads = body.pull_back(values, [*ct_carry, *ct_ys])
+        by_input = dict(zip(active, grads, strict=True))
+        ct_consts = [
+            jax.lax.add(total, by_input[i])
+            for i, total in zip(active_consts, ct_consts, strict=True)
+        ]
+        carried = [by_input[i] for i in active_carry]
+        return (carried, ct_consts, following), [by_input[i] for i in active_layer]
+
+    zeros = [_zeros(body.forward.avals[i]) for i in active_consts]
+    (ct_carry, ct_consts, _), ct_layers = _scan(
+        stack,
+        step,
+        (ct_carry, zeros, last),
+        (_scanned(stack, per_layer), kept, slots, ct_ys),
+        reverse=True,
+    )
+    grads: list[Any] = [None] * (first_layer + len(per_layer))
+    for i, grad in zip(active_consts + active_carry, ct_consts + ct_carry, strict=True):
+        grads[i] = grad
+    for i, grad in zip(active_layer, ct_layers, strict=True):
+        grads[i] = (
+            [grad[layer] for layer in range(stack.count)] if stack.separate else grad
+        )
+    for j, xs in enumerate(per_layer):
+        if stack.separate and grads[first_layer + j] is None:
+            grads[first_layer + j] = [None] * len(xs)
+    return grads
+
+
+def _named(name: str, function: Callable, value: Any) -> Any:
+    with jax.named_scope(name):
+        return function(value)
+
+
+def _zeros(aval: Any) -> Any:
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _instantiate(cotangent: Any) -> Any:
+    if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
+        return jnp.zeros(cotangent.shape, cotangent.dtype)
+    return cotangent

@@ -1,0 +1,146 @@
+"""What each argument of a training step is for, found from the data flow alone.
+
+The step is traced with every input of a marked function passed through an observer: an
+identity that leaves a name in the jaxpr, and whose derivative rule leaves another name
+when the input is differentiated. Which arguments reach which names says the rest:
+
+- a *parameter* reaches a differentiated input;
+- the *batch* reaches other inputs of the marked function, and no parameter does;
+- *optimizer state* reaches no marked input, but an output that parameters reach too;
+- anything else is *other*.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from . import _jax
+from ._jaxpr import is_float
+from ._stages import Role
+
+_DIFFERENTIATED, _CONSTANT = "stowax.differentiated", "stowax.constant"
+
+
+def observe(value: Any) -> Any:
+    """`value`, with a name in the jaxpr that says whether it is differentiated."""
+    if not is_float(_jax.aval_of(value)):
+        return checkpoint_name(value, _CONSTANT)
+
+    @jax.custom_jvp
+    def observed(x: Any) -> Any:
+        return checkpoint_name(x, _CONSTANT)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        (x,), (t,) = primals, tangents
+        zero = isinstance(t, jax.custom_derivatives.SymbolicZero)
+        return checkpoint_name(x, _CONSTANT if zero else _DIFFERENTIATED), t
+
+    observed.defjvp(rule, symbolic_zeros=True)
+    return observed(value)
+
+
+def find_roles(jaxpr: Any, input_count: int) -> tuple[tuple[Role, ...], bool]:
+    """The role of every input of a step's jaxpr, and whether anything is differentiated.
+
+    The jaxpr is that of a step in which marked inputs went through `observe`.
+    """
+    reached = {_DIFFERENTIATED: 0, _CONSTANT: 0}
+
+    def on_name(name: str, arguments: int) -> None:
+        if name in reached:
+            reached[name] |= arguments
+
+    outputs = _flow(jaxpr, [1 << i for i in range(input_count)], on_name)
+    parameters = reached[_DIFFERENTIATED]
+    updated = 0
+    for arguments in outputs:
+        if arguments & parameters:
+            updated |= arguments
+    roles: list[Role] = []
+    for i in range(input_count):
+        bit = 1 << i
+        if parameters & bit:
+            roles.append("parameter")
+        elif reached[_CONSTANT] & bit:
+            roles.append("batch")
+        elif updated & bit:
+            roles.append("optimizer state")
+        else:
+            roles.append("other")
+    return tuple(roles), bool(parameters)
+
+
+def _flow(
+    jaxpr: Any, inputs: Sequence[int], on_name: Callable[[str, int], None]
+) -> list[int]:
+    """Which arguments (as bits) reach each output, given what reaches the inputs."""
+    opened = _jax.open_jaxpr(jaxpr)
+    env: dict[Any, int] = dict.fromkeys(opened.constvars, 0)
+    env.update(zip(opened.invars, inputs, strict=True))
+
+    def read(atom: Any) -> int:
+        return 0 if isinstance(atom, _jax.Literal) else env[atom]
+
+    for equation in opened.eqns:
+        values = [read(v) for v in equation.invars]
+        out = _flow_equation(equation, values, on_name)
+        env.update(zip(equation.outvars, out, strict=True))
+    return [read(v) for v in opened.outvars]
+
+
+def _flow_equation(
+    equation: Any, values: list[int], on_name: Callable[[str, int], None]
+) -> list[int]:
+    params, name = equation.params, equation.primitive.name
+    if name == "name":
+        on_name(params["name"], values[0])
+        return values
+    if name == "scan":
+        a = params["num_consts"]
+        return _flow_loop(
+            params["jaxpr"], values, a, a + params["num_carry"], on_name
+        )
+    if name == "while":
+        a, b = params["cond_nconsts"], params["body_nconsts"]
+        body = [*values[a : a + b], *values[a + b :]]
+        condition = 0
+        for v in values[:a]:
+            condition |= v
+        out = _flow_loop(params["body_jaxpr"], body, b, len(body), on_name)
+        return [v | condition for v in out]
+    if name == "cond":
+        branches = [_flow(b, values[1:], on_name) for b in params["branches"]]
+        return [
+            values[0] | _union(column) for column in zip(*branches, strict=True)
+        ]
+    for inner in (params.get("jaxpr"), params.get("call_jaxpr")):
+        if inner is not None and len(_jax.open_jaxpr(inner).invars) == len(values):
+            return _flow(inner, values, on_name)
+    return [_union(values)] * len(equation.outvars)
+
+
+def _union(sets: Sequence[int]) -> int:
+    total = 0
+    for one in sets:
+        total |= one
+    return total
+
+
+def _flow_loop(
+    body: Any,
+    values: list[int],
+    start: int,
+    stop: int,
+    on_name: Callable[[str, int], None],
+) -> list[int]:
+    """A loop whose carry is `values[start:stop]`, until nothing more flows."""
+    while True:
+        out = _flow(body, values, on_name)
+        carried = [
+            v | o for v, o in zip(values[start:stop], out[: stop - start], strict=True)
+        ]
+        if carried == values[start:stop]:
+            return out
+        values = [*values[:start], *carried, *values[stop:]]

@@ -1,0 +1,159 @@
+"""The records that travel between the stages, and nothing else.
+
+No JAX in here: a plan made beside a TPU is read and reported on a laptop. Bytes are per
+device, seconds are per execution of the thing named, unless a field says otherwise.
+"""
+
+import dataclasses
+from typing import Literal
+
+Decision = Literal["keep", "offload", "recompute"]
+Role = Literal["activation", "parameter", "gradient", "optimizer state", "batch", "other"]
+Outcome = Literal["unneeded", "optimal", "feasible", "infeasible"]
+
+DECISIONS: tuple[Decision, ...] = ("keep", "offload", "recompute")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One array of a repeated body: an input of the body or the output of an operation.
+
+    `allowed` holds the decisions that are open for it. A value whose `operation` is
+    `None` is an input of the body and cannot be recomputed. `available` values (weights,
+    constants) are at hand in the backward pass anyway: they need no decision. `needed`
+    says that the backward pass reads it.
+    """
+
+    index: int
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    operation: int | None
+    available: bool
+    needed: bool
+    allowed: frozenset[Decision]
+    role: Role = "activation"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation of the forward body; `inputs` and `outputs` are value indices.
+
+    `repeatable` is false for what must not run twice (effects). `seconds` is the price of
+    running it once more; `priced` is false where no rule knew it.
+    """
+
+    index: int
+    primitive: str
+    source: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    seconds: float
+    repeatable: bool = True
+    priced: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A moment of the backward pass of one body: what is alive besides stored stacks.
+
+    `reserved_bytes` is alive whatever is decided; `live` lists the values that occupy
+    working memory at this moment if they were recomputed or fetched from the host.
+    """
+
+    reserved_bytes: int
+    live: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A body that runs `count` times in a row, as the planner sees it.
+
+    `values[i].index == i` and `operations[i].index == i`; operations stand in an order in
+    which they can run. `forward_seconds` and `backward_seconds` are of one run of the
+    body, the backward without any recomputation. `in_loop` is false for a body that runs
+    once, in straight-line code: nothing can be offloaded there.
+    """
+
+    name: str
+    count: int
+    values: tuple[Value, ...]
+    operations: tuple[Operation, ...]
+    forward_seconds: float
+    backward_seconds: float
+    points: tuple[Point, ...]
+    in_loop: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Host link of one device with every device of the host busy, bytes per second."""
+
+    device_to_host: float
+    host_to_device: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What the planner is asked: the bodies in forward order, and what there is.
+
+    `device_bytes` is the whole budget of a device; `loss_reserved_bytes` is what is alive
+    at the loss besides stored stacks; `host_bytes` what the host may hold per device.
+    `other_seconds` is the part of the step outside the bodies. `prefetch_depth` is the
+    number of layers' offloaded values in flight in the backward pass.
+    """
+
+    bodies: tuple[Body, ...]
+    device_bytes: int
+    host_bytes: int
+    link: Link
+    loss_reserved_bytes: int
+    other_seconds: float
+    prefetch_depth: int = 2
+
+
+Decisions = tuple[tuple[Decision | None, ...], ...]
+"""One entry per body, in it one per value; `None` is nothing decided (not stored)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What given decisions cost under a problem's model, whether or not they fit."""
+
+    seconds: float
+    device_bytes: int
+    host_bytes: int
+    recomputed: tuple[frozenset[int], ...]
+    recompute_seconds: float
+    transfer_seconds: float
+    exposed_seconds: float
+    forward_window_used: tuple[float, ...]
+    backward_window_used: tuple[float, ...]
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether both memories suffice."""
+        return (
+            self.device_bytes <= problem.device_bytes
+            and self.host_bytes <= problem.host_bytes
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The planner's answer. `gap` is relative to `bound_seconds`, the proven lower bound.
+
+    `binding` names the constraints that stop a faster plan; `seconds_per_byte` is what one
+    more byte of device memory would buy (0 where memory does not bind), from the problem's
+    linear relaxation.
+    """
+
+    outcome: Outcome
+    decisions: Decisions
+    evaluation: Evaluation
+    bound_seconds: float
+    gap: float
+    binding: tuple[str, ...]
+    seconds_per_byte: float
+    solve_seconds: float

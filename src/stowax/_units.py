@@ -1,0 +1,76 @@
+"""Bytes as people write them: `"16GiB"` to `int`, and back.
+
+Binary units only when printing (device memory is sold in GiB and XLA counts bytes);
+decimal units (`GB`) are understood when reading.
+"""
+
+import math
+import re
+
+from ._errors import ArgumentError
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}iB".upper()] = 1024**_power
+    _UNITS[f"{_letter}B"] = 1000**_power
+
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(quantity: int | float | str, argument: str) -> int:
+    """The number of bytes that `quantity` says.
+
+    **Arguments:** `quantity` is an `int` of bytes or text such as `"16GiB"`, `"1.5 TiB"`,
+    `"400MB"`; `argument` is the name to use in an error.
+
+    **Raises:** `ArgumentError` for anything that is not a positive amount.
+
+    >>> parse_bytes("16GiB", "budget")
+    17179869184
+    """
+    instead = "Write bytes as an int, or text such as '16GiB'."
+    if isinstance(quantity, bool) or not isinstance(quantity, int | float | str):
+        raise ArgumentError(argument, f"{quantity!r}", instead)
+    if isinstance(quantity, str):
+        match = _QUANTITY.fullmatch(quantity)
+        unit = match.group(2).upper() if match else None
+        if match is None or unit not in _UNITS:
+            raise ArgumentError(argument, f"{quantity!r}", instead)
+        quantity = float(match.group(1)) * _UNITS[unit]
+    if not math.isfinite(quantity) or quantity <= 0:
+        raise ArgumentError(
+            argument, f"{quantity!r}, which is not above zero", instead
+        )
+    return int(quantity)
+
+
+def format_bytes(count: float) -> str:
+    """`count` bytes with a binary unit and three digits or so.
+
+    >>> format_bytes(17179869184)
+    '16.0 GiB'
+    """
+    sign = "-" if count < 0 else ""
+    size = abs(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size /= 1024
+    else:
+        unit = "TiB"
+    digits = 0 if unit == "B" else 2 if size < 10 else 1
+    return f"{sign}{size:.{digits}f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """`seconds` with the unit a person would use.
+
+    >>> format_seconds(0.01234)
+    '12.3 ms'
+    """
+    size = abs(seconds)
+    if size >= 1 or size == 0:
+        return f"{seconds:.2f} s"
+    if size >= 1e-3:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e6:.1f} µs"

@@ -75,6 +75,10 @@ def evaluate(
         replaced = visit(equation, values)
         if replaced is not None:
             out = replaced
+        elif equation.primitive.name == "reshard" and jax.numpy.ndim(values[0]) == 0:
+            # Derivative rules put a scalar onto the mesh, where there is one. As numbers
+            # it is nothing; left in, the same step would be another program under a mesh.
+            out = values
         elif inner is not None and not (
             is_checkpoint(equation) and keep_checkpoint(equation)
         ):
@@ -84,9 +88,64 @@ def evaluate(
                 )
             out = _constrain(out, equation)
         else:
-            out = _jax.bind(equation, values)
+            out = bind(equation, values)
         env.update(zip(equation.outvars, out, strict=True))
     return [read(v) for v in opened.outvars]
+
+
+def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Runs one equation.
+
+    Under `jax.disable_jit` a loop or branch runs operation by operation, as it does where
+    the user wrote it: bound as it is, JAX would compile it whole, and fusion rounds
+    differently.
+    """
+    unfused = _UNFUSED.get(equation.primitive.name)
+    if unfused is None or not jax.config.jax_disable_jit:
+        return _jax.bind(equation, values)
+    with _jax.source_of(equation):
+        return list(unfused(equation, values))
+
+
+def _scan(equation: Any, values: Sequence[Any]) -> Sequence[Any]:
+    params = equation.params
+    consts, carried = _jax.scan_counts(equation)
+    first = consts + carried
+
+    def body(carry: Any, xs: Any) -> tuple[Any, Any]:
+        out = evaluate(params["jaxpr"], [*values[:consts], *carry, *xs])
+        return out[:carried], out[carried:]
+
+    carry, ys = jax.lax.scan(
+        body,
+        list(values[consts:first]),
+        list(values[first:]),
+        length=params["length"],
+        reverse=params["reverse"],
+    )
+    return [*carry, *ys]
+
+
+def _while(equation: Any, values: Sequence[Any]) -> Sequence[Any]:
+    params = equation.params
+    a = params["cond_nconsts"]
+    b = a + params["body_nconsts"]
+    return jax.lax.while_loop(
+        lambda carry: evaluate(params["cond_jaxpr"], [*values[:a], *carry])[0],
+        lambda carry: evaluate(params["body_jaxpr"], [*values[a:b], *carry]),
+        list(values[b:]),
+    )
+
+
+def _cond(equation: Any, values: Sequence[Any]) -> Sequence[Any]:
+    branches = [
+        lambda *operands, branch=branch: evaluate(branch, operands)
+        for branch in equation.params["branches"]
+    ]
+    return jax.lax.switch(values[0], branches, *values[1:])
+
+
+_UNFUSED = {"scan": _scan, "while": _while, "cond": _cond}
 
 
 def inline(
@@ -100,9 +159,19 @@ def inline(
 
 
 def spec_of(aval: Any) -> jax.ShapeDtypeStruct:
-    """What to trace with in place of a value of this type, weak type included."""
+    """What to trace with in place of a value of this type.
+
+    The weak type and the mesh of the type stay: without the mesh, rules traced again under
+    the user's mesh would insert `reshard` equations that the plan has never seen.
+    """
+    sharding = getattr(aval, "sharding", None)
+    if sharding is not None and sharding.mesh.empty:
+        sharding = None
     return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False)
+        aval.shape,
+        aval.dtype,
+        sharding=sharding,
+        weak_type=getattr(aval, "weak_type", False),
     )
 
 
@@ -150,6 +219,7 @@ class Program:
                 Node(equation=equation, inputs=inputs, outputs=tuple(outputs))
             )
         self.nodes: tuple[Node, ...] = tuple(nodes)
+        self.numbers: Mapping[Any, int] = number
         self.avals = tuple(v.aval for v in variables)
         self.outputs: tuple[int | Any, ...] = tuple(
             v if isinstance(v, _jax.Literal) else number[v] for v in opened.outvars
@@ -208,7 +278,7 @@ class Program:
                 for number, atom in zip(node.inputs, node.equation.invars, strict=True)
             ]
             with scope(position) if scope else contextlib.nullcontext():
-                out = _jax.bind(node.equation, values)
+                out = bind(node.equation, values)
             for number, value in zip(node.outputs, out, strict=True):
                 if number not in stored:
                     env[number] = value

@@ -24,8 +24,12 @@ class LinearizedBody:
 
     `forward` maps the body's inputs to its outputs followed by the residuals; `residuals`
     are the distinct value numbers that the backward program reads; `backward` takes
-    residual leaves and the cotangents of `active_outputs`, and gives those of
-    `active_inputs`.
+    residual leaves, the cotangents of `active_outputs`, and what the constants among the
+    differentiated inputs have got so far, and gives the cotangents of `active_inputs`.
+
+    Constants get a share from every layer. The shares are added one by one onto what is
+    there already, in the order in which plain JAX adds them: rounding is the same to the
+    bit, which the sum of a layer's shares, added afterwards, would not be.
     """
 
     forward: Program
@@ -51,13 +55,22 @@ class LinearizedBody:
         """The body's outputs, given their values by number."""
         return self.forward.read_outputs(values, self.output_count)
 
-    def pull_back(self, residuals: dict[int, Any], cotangents: Sequence[Any]) -> list:
-        """Cotangents of the active inputs, from those of the active outputs."""
+    def pull_back(
+        self,
+        residuals: dict[int, Any],
+        cotangents: Sequence[Any],
+        totals: Sequence[Any],
+    ) -> list[Any]:
+        """Cotangents of the active inputs, from those of the active outputs.
+
+        `totals` is what the active constants have got so far; their entries in the result
+        are the new totals.
+        """
         leaves = [
             residuals[leaf] if isinstance(leaf, int) else leaf.val
             for leaf in self.residual_leaves
         ]
-        return evaluate(self.backward, [*leaves, *cotangents])
+        return evaluate(self.backward, [*leaves, *cotangents, *totals])
 
 
 def linearize_body(
@@ -91,12 +104,21 @@ def linearize_body(
         for k, number in enumerate(flat.outputs)
         if start + k in active and k < length or k >= length and number in reached
     )
-    return _split(flat.jaxpr, inputs, outputs)
+    constants = sum(i < start for i in inputs)
+    return _split(flat.jaxpr, inputs, outputs, constants)
 
 
 def _split(
-    flat: Any, active_inputs: tuple[int, ...], active_outputs: tuple[int, ...]
+    flat: Any,
+    active_inputs: tuple[int, ...],
+    active_outputs: tuple[int, ...],
+    constants: int,
 ) -> LinearizedBody:
+    """The two programs; the first `constants` of the active inputs are constants.
+
+    Constants are handed through as outputs of their own: the cotangents of those outputs
+    are the totals that the layer's shares are added to.
+    """
     specs = [spec_of(v.aval) for v in _jax.open_jaxpr(flat).invars]
     seen: dict[str, Any] = {}
 
@@ -106,7 +128,7 @@ def _split(
             for number, value in zip(active_inputs, active, strict=True):
                 full[number] = value
             out = evaluate(flat, full, keep_checkpoint=lambda equation: True)
-            return [out[k] for k in active_outputs], out
+            return [*(out[k] for k in active_outputs), *active[:constants]], out
 
         chosen = [inputs[i] for i in active_inputs]
         differentiated, pull_back, out = jax.vjp(primal, *chosen, has_aux=True)
@@ -123,7 +145,8 @@ def _split(
         return list(pull_back(cotangents))
 
     cotangents = [
-        jax.ShapeDtypeStruct(s.shape, _tangent_dtype(s)) for s in seen["cotangents"]
+        jax.ShapeDtypeStruct(s.shape, _tangent_dtype(s), sharding=s.sharding)
+        for s in seen["cotangents"]
     ]
     return LinearizedBody(
         forward=program,

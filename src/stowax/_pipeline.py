@@ -100,12 +100,14 @@ def run_stack(
     choose: Choose,
     keep_checkpoint: Callable[[Any], bool],
     label: bool = False,
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[Any], list[Any], list[Any]]:
     """Runs `stack` so that its backward pass stores what `choose` says.
 
     **Arguments:** `per_layer` holds one stacked array per input, or, for a `separate`
-    stack, one sequence of `count` arrays per input. **Returns:** final carry, and the
-    per-layer outputs stacked along their first axis.
+    stack, one sequence of `count` arrays per input. **Returns:** final carry, the
+    per-layer outputs stacked along their first axis, and the constants, handed through:
+    what reads them later should read these (see `LinearizedBody`: their cotangents are
+    then added in the order of plain JAX).
     """
     split = stack.const_count, stack.const_count + stack.carry_count
 
@@ -113,14 +115,15 @@ def run_stack(
         return inputs[: split[0]], inputs[split[0] : split[1]], inputs[split[1] :]
 
     @jax.custom_vjp
-    def run(consts: Any, carry: Any, per_layer: Any) -> tuple[list[Any], list[Any]]:
+    def run(consts: Any, carry: Any, per_layer: Any) -> tuple[Any, Any, Any]:
         def body(carry: Any, x: Any) -> tuple[Any, Any]:
             out = evaluate(
                 stack.body, [*consts, *carry, *_layer(stack, per_layer, x)]
             )
             return out[: stack.carry_count], out[stack.carry_count :]
 
-        return _scan(stack, body, carry, _scanned(stack, per_layer))
+        carry, ys = _scan(stack, body, carry, _scanned(stack, per_layer))
+        return carry, ys, consts
 
     def forward(consts: Any, carry: Any, per_layer: Any) -> tuple[Any, Any]:
         inputs = (consts, carry, per_layer)
@@ -229,7 +232,7 @@ def _forward(
         slots,
         last,
     )
-    return (carry, ys), residuals
+    return (carry, ys, list(consts)), residuals
 
 
 def _backward(
@@ -249,7 +252,7 @@ def _backward(
     active_layer = [i for i in active if i >= first_layer]
     carry_out = [k for k in body.active_outputs if k < stack.carry_count]
     y_out = [k - stack.carry_count for k in body.active_outputs if k not in carry_out]
-    carry_cotangents, y_cotangents = cotangents
+    carry_cotangents, y_cotangents, const_cotangents = cotangents
     ct_carry = [_instantiate(carry_cotangents[k]) for k in carry_out]
     ct_ys = [_instantiate(y_cotangents[k]) for k in y_out]
 
@@ -265,20 +268,17 @@ def _backward(
         at_hand |= dict(zip(keep, kept, strict=True))
         at_hand |= dict(zip(offload, current, strict=True))
         values = body.forward.run(body.residuals, at_hand)
-        grads = body.pull_back(values, [*ct_carry, *ct_ys])
+        grads = body.pull_back(values, [*ct_carry, *ct_ys], ct_consts)
         by_input = dict(zip(active, grads, strict=True))
-        ct_consts = [
-            jax.lax.add(total, by_input[i])
-            for i, total in zip(active_consts, ct_consts, strict=True)
-        ]
+        ct_consts = [by_input[i] for i in active_consts]
         carried = [by_input[i] for i in active_carry]
         return (carried, ct_consts, following), [by_input[i] for i in active_layer]
 
-    zeros = [_zeros(body.forward.avals[i]) for i in active_consts]
+    totals = [_instantiate(const_cotangents[i]) for i in active_consts]
     (ct_carry, ct_consts, _), ct_layers = _scan(
         stack,
         step,
-        (ct_carry, zeros, last),
+        (ct_carry, totals, last),
         (_scanned(stack, per_layer), kept, slots, ct_ys),
         reverse=True,
     )

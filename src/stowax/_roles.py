@@ -98,10 +98,8 @@ def _flow_equation(
         on_name(params["name"], values[0])
         return values
     if name == "scan":
-        a = params["num_consts"]
-        return _flow_loop(
-            params["jaxpr"], values, a, a + params["num_carry"], on_name
-        )
+        a, carried = _jax.scan_counts(equation)
+        return _flow_loop(params["jaxpr"], values, a, a + carried, on_name)
     if name == "while":
         a, b = params["cond_nconsts"], params["body_nconsts"]
         body = [*values[a : a + b], *values[a + b :]]

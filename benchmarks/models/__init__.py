@@ -1,0 +1,30 @@
+"""The models that tests, demo and benchmarks plan for.
+
+Each is an ordinary training script: a model, a loss with the one mark that stowax asks
+for, a step. Every module has `small()`, which returns `(step, args)` with real arrays
+for numerics on a CPU; all but `llama` have `medium()`, the same with
+`jax.ShapeDtypeStruct`s of a size worth planning on one chip, and `sized(config)` for
+other sizes. `llama` takes a target with several chips.
+"""
+
+from types import ModuleType
+
+from benchmarks.models import (
+    encoder_decoder,
+    equinox_loop,
+    linen_scan,
+    llama,
+    loop_transformer,
+    nnx_loop,
+    scan_transformer,
+)
+
+MODELS: dict[str, ModuleType] = {
+    "scan_transformer": scan_transformer,
+    "loop_transformer": loop_transformer,
+    "nnx_loop": nnx_loop,
+    "linen_scan": linen_scan,
+    "equinox_loop": equinox_loop,
+    "encoder_decoder": encoder_decoder,
+    "llama": llama,
+}

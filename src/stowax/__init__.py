@@ -1,0 +1,1 @@
+"""stowax: a stowage plan for the arrays of a JAX training step."""

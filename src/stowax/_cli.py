@@ -1,0 +1,346 @@
+"""The `stowax` command: plan, inspect, targets, demo.
+
+The result goes to stdout and everything else to stderr, so that `stowax plan ... --json`
+can be piped: while the user's file runs and the solver works, file descriptor 1 itself
+points to stderr, because compilers and solvers print from C. Exit codes: 0 fine, 1 ran
+and found a problem (the plan does not fit, the program has hazards), 2 could not run.
+
+Finding the user's function, and saying what went wrong in it, is `_user_file`'s work.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import click
+
+from ._errors import ArgumentError, StowaxError
+from ._stages import DECISIONS
+from ._user_file import UserFileError, load_step, where_it_failed
+
+FINE, FOUND, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 88}
+
+
+@contextlib.contextmanager
+def _only_result_on_stdout() -> Iterator[None]:
+    """Sends everything that is printed meanwhile, from C too, to stderr."""
+    sys.stdout.flush()
+    try:
+        saved = os.dup(1)
+    except OSError:  # no stdout at all: nothing to keep clean
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+        return
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+def _progress() -> Callable[[str], None]:
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    return lambda line: console.print(line, style="dim")
+
+
+def _fail(message: str, error: BaseException, whole: bool) -> NoReturn:
+    if whole:
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    click.echo(f"error: {message}", err=True)
+    raise click.exceptions.Exit(COULD_NOT_RUN)
+
+
+def _command(run: Callable[..., int]) -> Callable[..., None]:
+    """A command that returns its exit code and fails with one clear message."""
+
+    @click.option(
+        "--traceback",
+        "whole",
+        is_flag=True,
+        help="Show the whole traceback of an error.",
+    )
+    @functools.wraps(run)
+    def guarded(*args: Any, whole: bool, **options: Any) -> None:
+        try:
+            code = run(*args, **options)
+        except (UserFileError, StowaxError) as error:
+            _fail(_named_as_typed(error), error, whole)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except click.exceptions.ClickException:
+            raise
+        except Exception as error:
+            hint = "" if whole else "\nThe whole traceback: --traceback"
+            _fail(where_it_failed(error) + hint, error, whole)
+        raise click.exceptions.Exit(code)
+
+    return guarded
+
+
+def _named_as_typed(error: StowaxError | UserFileError) -> str:
+    """The message, the argument named as it is typed here: `--host-budget`."""
+    options = ("budget", "host_budget", "target", "pin", "forbid")
+    if isinstance(error, ArgumentError) and error.argument in options:
+        option = f"--{error.argument.replace('_', '-')}"
+        return f"{option}: got {error.got}. {error.instead}"
+    return str(error)
+
+
+@click.group(context_settings=_SETTINGS)
+@click.version_option(package_name="stowax", prog_name="stowax")
+def main() -> None:
+    """Plan where the arrays of a JAX training step go: device, host, or nowhere.
+
+    \b
+    Examples:
+      stowax demo
+      stowax targets
+      stowax plan train.py:make --budget 16GiB --target v5p-8 -o plan.json
+      stowax inspect train.py:make plan.json
+
+    In FILE.py:FUNCTION the function takes no argument and returns (step, args): the
+    training step, and a tuple of its arguments, arrays or jax.ShapeDtypeStruct.
+
+    Exit code: 0 fine, 1 ran and found a problem, 2 could not run.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that has no × shows ? instead of a traceback.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
+    pins = {}
+    for text in texts:
+        pattern, equals, decision = text.rpartition("=")
+        if not equals or not pattern or decision not in DECISIONS:
+            raise ArgumentError(
+                "--pin",
+                repr(text),
+                f"Write PATTERN=DECISION, such as '*attention*=keep'; DECISION is one of "
+                f"{', '.join(DECISIONS)}.",
+            )
+        pins[pattern] = decision
+    return pins or None
+
+
+def _check_writable(path: str) -> None:
+    """Fails before minutes of planning, not after."""
+    folder = pathlib.Path(path).absolute().parent
+    if not folder.is_dir():
+        got = f"{path!r}, and {str(folder)!r} is no folder"
+        raise ArgumentError("-o", got, "Make the folder, or write another path.")
+    if not os.access(folder, os.W_OK) or pathlib.Path(path).is_dir():
+        got = f"{path!r}, which cannot be written"
+        raise ArgumentError("-o", got, "Write the path of a file.")
+
+
+_function = click.argument("where", metavar="FILE.py:FUNCTION")
+_target_option = click.option(
+    "--target",
+    metavar="NAME",
+    help="Machine, such as v5p-8 (default: the attached one).",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@main.command()
+@_function
+@click.option(
+    "--budget", metavar="BYTES", help="Device memory per device, such as 16GiB."
+)
+@click.option("--host-budget", metavar="BYTES", help="Host memory per device.")
+@_target_option
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="PATTERN=DECISION",
+    help="Fix the decision for matching values, such as '*attention*=keep'. Repeatable.",
+)
+@click.option(
+    "--forbid",
+    multiple=True,
+    type=click.Choice(["offload", "recompute"]),
+    help="A kind of decision not to use. Repeatable.",
+)
+@click.option(
+    "--keep-checkpoint",
+    is_flag=True,
+    help="Leave jax.checkpoint in the model as it is.",
+)
+@click.option("-o", "output", metavar="PLAN.json", help="Save the plan.")
+@_json_option
+@_command
+def plan(
+    where: str,
+    budget: str | None,
+    host_budget: str | None,
+    target: str | None,
+    pins: tuple[str, ...],
+    forbid: tuple[str, ...],
+    keep_checkpoint: bool,
+    output: str | None,
+    as_json: bool,
+) -> int:
+    """Decide what stays on the device, what goes to the host, what is computed again.
+
+    Prints the plan. The exit code is 1 where it does not fit the budget.
+
+    \b
+    Examples:
+      stowax plan train.py:make --budget 16GiB
+      stowax plan train.py:make --target v5p-8 -o plan.json
+      stowax plan train.py:make --target h200 --budget 80GiB --host-budget 200GiB
+      stowax plan train.py:make --pin '*attention*=keep' --forbid recompute --json
+    """
+    import stowax
+
+    pinned = _pins(pins)
+    if output is not None:
+        _check_writable(output)
+    with _only_result_on_stdout():
+        step, args = load_step(where)
+        made = stowax.plan(
+            step,
+            *args,
+            budget=budget,
+            host_budget=host_budget,
+            target=target,
+            pin=pinned,
+            forbid=forbid,
+            keep_checkpoint=keep_checkpoint,
+            progress=_progress(),
+        )
+        if output is not None:
+            made.save(output)
+            click.echo(f"saved {output}", err=True)
+        text = json.dumps(made.to_json(), indent=1) if as_json else str(made)
+    click.echo(text)
+    return FINE if made.fits else FOUND
+
+
+@main.command()
+@_function
+@click.argument("plan_path", metavar="[PLAN.json]", required=False)
+@_target_option
+@_json_option
+@_command
+def inspect(
+    where: str, plan_path: str | None, target: str | None, as_json: bool
+) -> int:
+    """Compile the step and show what the program does: memory, copies, hazards.
+
+    Without PLAN.json the step is compiled as it is, with it under that plan, for the
+    machine that the plan was made for. The exit code is 1 where hazards were found.
+
+    \b
+    Examples:
+      stowax inspect train.py:make --target v5p-8
+      stowax inspect train.py:make plan.json
+      stowax inspect train.py:make plan.json --json
+    """
+    import jax
+
+    import stowax
+    from stowax.report import inspection_text
+
+    with _only_result_on_stdout():
+        made = None if plan_path is None else stowax.load_plan(plan_path)
+        step, args = load_step(where)
+        if made is not None:
+            jitted, args = made.apply(step), made.specs(*args)
+            args = args if isinstance(args, tuple) else (args,)
+            target = target or made.target
+        else:
+            jitted = step if hasattr(step, "trace") else jax.jit(step)
+        found = stowax.inspect(jitted, *args, target=target)
+        text = found.to_json() if as_json else inspection_text(found)
+    click.echo(text)
+    return FOUND if found.hazards else FINE
+
+
+@main.command()
+@click.argument("name", required=False)
+@_json_option
+@_command
+def targets(name: str | None, as_json: bool) -> int:
+    """List the machines that can be planned for, with their figures and sources.
+
+    With NAME, every figure of that one machine.
+
+    \b
+    Examples:
+      stowax targets
+      stowax targets v5p-8
+      stowax targets --json
+    """
+    from ._target import targets_table
+    from .report import target_text, targets_text
+
+    with _only_result_on_stdout():
+        rows = targets_table()
+        if name is not None:
+            rows = [row for row in rows if name in row.names] or _no_target(name, rows)
+        if as_json:
+            text = json.dumps([_row_as_json(row) for row in rows], indent=1)
+        else:
+            text = targets_text(rows) if name is None else target_text(rows[0])
+    click.echo(text)
+    return FINE
+
+
+def _no_target(name: str, rows: list[Any]) -> NoReturn:
+    import difflib
+
+    known = [known for row in rows for known in row.names]
+    near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
+    instead = f"Nearest names: {', '.join(near)}." if near else "See: stowax targets"
+    raise ArgumentError("NAME", repr(name), instead)
+
+
+def _row_as_json(row: Any) -> dict[str, Any]:
+    import dataclasses
+
+    figures = {name: dataclasses.asdict(f) for name, f in row.chip.figures()}
+    return {
+        "chip": row.chip.key,
+        "title": row.chip.title,
+        "platform": row.chip.platform,
+        "names": list(row.names),
+        "attached": row.attached,
+        "chips_per_host": row.chip.chips_per_host,
+        "devices_per_chip": row.chip.devices_per_chip,
+        "figures": figures,
+    }
+
+
+@main.command()
+@_command
+def demo() -> int:
+    """Train a small GPT plain and under a plan, then plan a large one.
+
+    Takes under four minutes on two cores. Planning for the TPU and the GPU needs the
+    extras [tpu] and [cuda], training needs [demo]; what is missing is skipped and named.
+
+    \b
+    Example:
+      stowax demo
+    """
+    from ._demo import run_demo
+
+    return run_demo(click.echo, _progress())

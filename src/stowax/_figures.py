@@ -1,0 +1,150 @@
+"""Records for the hardware table: a figure with its origin, and a chip made of them.
+
+The planner divides bytes by bandwidths and operations by throughputs, so a wrong figure
+is a wrong plan, silently. Therefore every figure says whether it was quoted from a
+maker's page, measured, or assumed by us, from where and when. `None` is a value: it
+means unknown, and nobody may read it as zero. The table itself is in `_hardware.py`. No
+JAX in here.
+"""
+
+import dataclasses
+from typing import Literal
+
+Kind = Literal["quoted", "measured", "assumed", "unknown"]
+
+GB = 10**9
+GIB = 2**30
+TERA = 10**12
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure of one chip.
+
+    `value` is in `unit`, or `None` where nobody knows. `kind` says how it was come by:
+    `quoted` (the maker's or cloud's page), `measured` (by us, or published as
+    measured), `assumed` (derived by us from other figures; the source says how),
+    `unknown`.
+    """
+
+    value: float | None
+    unit: str
+    kind: Kind
+    source: str
+    date: str
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value."""
+        return self.value is not None
+
+    def required(self) -> float:
+        """The value, where a caller cannot go on without it.
+
+        **Raises:** `ValueError` for an unknown figure.
+        """
+        if self.value is None:
+            raise ValueError(f"an unknown figure was used: {self.source}")
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """The figures of one chip; see `Figure`.
+
+    `device_kinds` are the names that JAX reports (`device.device_kind`) for it.
+    `allowed_bytes` is what one JAX device may use: for TPUs the limit that the compiler
+    enforces. `link_out`, `link_in` are the nominal rates device→host and host→device,
+    `sustained_out`, `sustained_in` what was seen to be left of them. `interconnect`
+    counts both directions. `host_bytes` is the memory of the usual virtual machine,
+    which `chips_per_host` chips share. `clock` is the rate of the compiler's cycle
+    estimates.
+    """
+
+    key: str
+    title: str
+    platform: Literal["tpu", "gpu", "cpu"]
+    device_kinds: tuple[str, ...]
+    devices_per_chip: int
+    memory: Figure
+    allowed_bytes: Figure
+    memory_bandwidth: Figure
+    matrix: tuple[tuple[str, Figure], ...]
+    vector: Figure
+    interconnect: Figure
+    link_out: Figure
+    link_in: Figure
+    sustained_out: Figure
+    sustained_in: Figure
+    chips_per_host: int
+    host_bytes: Figure
+    clock: Figure
+
+    def matrix_rate(self, dtype: str) -> float | None:
+        """Operations per second of a matrix product of `dtype` on one device.
+
+        Multiply and add count as two. `float32` is at JAX's default precision: one
+        bfloat16 pass on TPUs, TF32 on NVIDIA GPUs. `None` where unknown.
+
+        >>> from stowax._hardware import CHIPS
+        >>> CHIPS["h100"].matrix_rate("float32")
+        494500000000000.0
+        """
+        aliases = {"float16": "bfloat16", "float8_e5m2": "float8", "uint8": "int8"}
+        name = "float8" if dtype.startswith("float8") else aliases.get(dtype, dtype)
+        figure = dict(self.matrix).get(name)
+        if figure is None or figure.value is None:
+            return None
+        return figure.value / self.devices_per_chip
+
+    def memory_rate(self) -> float | None:
+        """Bytes per second between one device and its own memory; `None` if unknown."""
+        value = self.memory_bandwidth.value
+        return None if value is None else value / self.devices_per_chip
+
+    def vector_rate(self) -> float | None:
+        """Elementwise float32 operations per second of one device, or `None`."""
+        value = self.vector.value
+        return None if value is None else value / self.devices_per_chip
+
+    def figures(self) -> tuple[tuple[str, Figure], ...]:
+        """Every figure with its name, in table order."""
+        rates = tuple((f"matrix {name}", figure) for name, figure in self.matrix)
+        return (
+            ("memory", self.memory),
+            ("memory allowed per device", self.allowed_bytes),
+            ("memory bandwidth", self.memory_bandwidth),
+            *rates,
+            ("vector float32", self.vector),
+            ("interconnect, both directions", self.interconnect),
+            ("link device to host", self.link_out),
+            ("link host to device", self.link_in),
+            ("link device to host, sustained", self.sustained_out),
+            ("link host to device, sustained", self.sustained_in),
+            ("host memory", self.host_bytes),
+            ("clock", self.clock),
+        )
+
+
+DATE = "2026-11"
+RATE, OPERATIONS = "bytes/second", "operations/second"
+
+
+def quoted(value: float, unit: str, source: str) -> Figure:
+    """A figure from the maker's or the cloud's own page."""
+    return Figure(value=value, unit=unit, kind="quoted", source=source, date=DATE)
+
+
+def measured(value: float, unit: str, source: str) -> Figure:
+    """A figure that somebody measured; `source` says who or how."""
+    return Figure(value=value, unit=unit, kind="measured", source=source, date=DATE)
+
+
+def assumed(value: float, unit: str, source: str) -> Figure:
+    """A figure derived by us; `source` says from what."""
+    return Figure(value=value, unit=unit, kind="assumed", source=source, date=DATE)
+
+
+def unknown(unit: str, source: str = "no primary source found") -> Figure:
+    """A figure that nobody gave: the value is `None`."""
+    return Figure(value=None, unit=unit, kind="unknown", source=source, date=DATE)

@@ -1,0 +1,145 @@
+"""What a compiled program really does: memory by kind, copies, hazards, a timeline.
+
+`stowax.inspect` is the front door for people who place arrays by hand, and the
+planner's own audit: a plan is believed when the compiled program holds it, not before.
+Everything is read from the executable; nothing is run.
+
+What goes silently wrong without it: `memory_analysis()` of a program whose products XLA
+moved to the host's processor looks splendid.
+"""
+
+from typing import Any
+
+import jax
+
+from ._compiled import CompiledProgram
+from ._errors import ArgumentError
+from ._hardware import CHIPS, chip_of_kind
+from ._hazards import find_hazards
+from ._inspect_record import Inspection, Memory, MemoryUse
+from ._machine import Target, make_target
+from ._program import read_program
+from ._program_record import Program
+from ._simulate import simulate
+from ._target import target as target_of_name
+
+
+def inspect(
+    jitted_or_compiled: Any, *args: Any, target: Target | str | None = None
+) -> Inspection:
+    """What a step does once it is compiled.
+
+    **Arguments:** `jitted_or_compiled` is what `jax.jit` returned, with `args` to
+    compile it for (pytrees of arrays or `jax.ShapeDtypeStruct`s); or something
+    compiled, without `args`: a `jax.stages.Compiled`, or what `Target.compile`
+    returned. `target` is the machine to compile for (a name or a `Target`), by default
+    the attached one; with something compiled it says whose figures to take.
+
+    **Returns:** an `Inspection`, of one device.
+
+    **Raises:** `ArgumentError` for anything else; whatever compiling raises.
+
+    >>> step = jax.jit(lambda x: jax.numpy.sin(x) @ x)
+    >>> x = jax.ShapeDtypeStruct((256, 256), "float32")
+    >>> inspect(step, x, target="v5e-4").memory.device.argument
+    262144
+    """
+    machine = target_of_name(target) if isinstance(target, str) else target
+    if machine is not None and not isinstance(machine, Target):
+        raise ArgumentError(
+            "target", type(target).__name__, "Write a name such as 'v5p-8'."
+        )
+    if isinstance(jitted_or_compiled, CompiledProgram | jax.stages.Compiled):
+        if args:
+            raise ArgumentError(
+                "args",
+                f"{len(args)} beside a compiled program",
+                "Leave them out: what is compiled has its arguments.",
+            )
+        compiled = jitted_or_compiled
+    elif hasattr(jitted_or_compiled, "trace"):
+        machine = machine or target_of_name(None)
+        compiled = machine.compile(jitted_or_compiled, *args)
+    else:
+        raise ArgumentError(
+            "jitted_or_compiled",
+            type(jitted_or_compiled).__name__,
+            "Write stowax.inspect(jax.jit(step), ...).",
+        )
+    return inspect_program(
+        _program(compiled),
+        compiled.memory_analysis(),
+        machine or _machine_of(compiled),
+    )
+
+
+def inspect_program(program: Program, memory: Any, machine: Target) -> Inspection:
+    """The inspection of a program that is read already.
+
+    **Arguments:** `memory` is what `memory_analysis()` of the executable returned.
+    """
+    timeline = simulate(program, machine.chip, machine.link)
+    return Inspection(
+        target=machine.name,
+        program=program.name,
+        memory=memory_of(memory),
+        transfers=program.transfers,
+        hazards=find_hazards(program, timeline, machine.link),
+        timeline=timeline,
+        flops=sum(
+            item.flops * computation.executions
+            for computation in program.computations.values()
+            for item in computation.instructions
+            if not item.execution_thread
+        ),
+    )
+
+
+def memory_of(analysis: Any) -> Memory:
+    """XLA's memory figures by kind; `analysis` is a `memory_analysis()`.
+
+    **Raises:** `ArgumentError` where the backend gives none.
+    """
+    if analysis is None:
+        raise ArgumentError(
+            "jitted_or_compiled",
+            "a program without memory figures",
+            "Compile it for a TPU, a GPU or a CPU.",
+        )
+
+    def use(prefix: str) -> MemoryUse:
+        return MemoryUse(
+            argument=int(getattr(analysis, f"{prefix}argument_size_in_bytes")),
+            output=int(getattr(analysis, f"{prefix}output_size_in_bytes")),
+            alias=int(getattr(analysis, f"{prefix}alias_size_in_bytes")),
+            temp=int(getattr(analysis, f"{prefix}temp_size_in_bytes")),
+        )
+
+    return Memory(device=use(""), host=use("host_"))
+
+
+def _program(compiled: CompiledProgram | jax.stages.Compiled) -> Program:
+    if isinstance(compiled, CompiledProgram):
+        return read_program(compiled.hlo_module_protos()[0])
+    executable: Any = compiled.runtime_executable()
+    module = executable.hlo_modules()[0]
+    return read_program(module.as_serialized_hlo_module_proto())
+
+
+def _machine_of(compiled: CompiledProgram | jax.stages.Compiled) -> Target:
+    """The machine that something was compiled for, found from its devices."""
+    if isinstance(compiled, CompiledProgram):
+        return target_of_name(compiled.target_name)
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    devices = tuple(device for s in shardings for device in s.device_set)
+    if not devices:
+        return target_of_name(None)
+    kind = devices[0].device_kind
+    chip = chip_of_kind(kind) or (CHIPS["cpu"] if kind == "cpu" else None)
+    if chip is None:
+        raise ArgumentError(
+            "target",
+            f"None, and {kind} is not in the hardware table",
+            "Write the name of the target whose figures to take.",
+        )
+    return make_target(kind, chip, devices, attached=chip.platform == "cpu")

@@ -1,0 +1,93 @@
+"""What an inspection found, as plain records that can be printed and written as JSON.
+
+`_inspect.inspect` makes an `Inspection`; `report` prints it. No JAX in here.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+from ._program_record import Transfer
+from ._timeline import Timeline
+
+INSPECTION_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes per device in one kind of memory, from XLA's buffer assignment.
+
+    `alias` is the part of the outputs that lies in donated arguments.
+    """
+
+    argument: int
+    output: int
+    alias: int
+    temp: int
+
+    @property
+    def total(self) -> int:
+        """`argument + output - alias + temp`: what the step needs while it runs."""
+        return self.argument + self.output - self.alias + self.temp
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory of a compiled program by kind."""
+
+    device: MemoryUse
+    host: MemoryUse
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hazard:
+    """Something in the compiled program that costs time or memory without a word.
+
+    `kind` is one of `HAZARD_KINDS`. `where` is the user's source line and the name of
+    the operation, as far as XLA kept them; `cost` and `remedy` are sentences.
+    `instruction` is the (first) instruction in the compiled text, `count` how many
+    there are or how often it happens per step, `seconds` what it is estimated to cost
+    per step.
+    """
+
+    kind: str
+    where: str
+    cost: str
+    remedy: str
+    instruction: str
+    count: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What a compiled program really does on one device.
+
+    `transfers` are all copies between device and host, `hazards` what a user should
+    know, worst first. `timeline` is simulated from the compiled schedule. `flops`
+    counts the device's matrix products per step. `target` is the target's name.
+    """
+
+    target: str
+    program: str
+    memory: Memory
+    transfers: tuple[Transfer, ...]
+    hazards: tuple[Hazard, ...]
+    timeline: Timeline
+    flops: float
+
+    def to_json(self) -> str:
+        """The inspection as JSON text, totals included; `version` says which form.
+
+        >>> json.loads(inspection.to_json())["version"]  # doctest: +SKIP
+        1
+        """
+        record: dict[str, Any] = {
+            "version": INSPECTION_VERSION,
+            **dataclasses.asdict(self),
+        }
+        for kind in ("device", "host"):
+            record["memory"][kind]["total"] = getattr(self.memory, kind).total
+        for written, transfer in zip(record["transfers"], self.transfers, strict=True):
+            written["total_bytes"] = transfer.total_bytes
+        return json.dumps(record, indent=1)

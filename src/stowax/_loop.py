@@ -1,0 +1,250 @@
+"""The closed loop: decide, predict, compile, compare, decide again.
+
+The planner's memory model is linear and knows no schedule; the prediction walks the
+lowered program, and costs a fraction of a second; the compiler is right, and costs many.
+So decisions are first brought into line with the prediction (`_settle`), then compiled;
+what the compiler says beyond the prediction corrects the next round. At most four
+programs are compiled, and a plan fits only if its own compiled program does.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+
+from ._options import overlap_options
+from ._planner import evaluate, smallest, solve
+from ._stages import Decisions, Evaluation, Problem, Solution
+from ._survey import Survey, predict
+from ._trial import Measured, compile_and_read
+from ._units import format_bytes, format_seconds
+
+MOST_COMPILES = 4
+_SETTLING_ROUNDS = 6
+_SLACK = (0.002, 0.008, 0.02, 0.04)
+"""Part of the budget left free in each round: more after each program that was too big."""
+_WORTH_ANOTHER_COMPILE = 0.01
+"""A part of the step's time (or of the budget) below which another compile cannot pay."""
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Decisions with what the planner says of them and what the compiler made of them.
+
+    `decisions` is `None` for the step as the user wrote it.
+    """
+
+    decisions: Decisions | None
+    solution: Solution | None
+    evaluation: Evaluation | None
+    options: Mapping[str, str | bool]
+    donated: bool
+    measured: Measured
+
+    def fits(self, budget: int, host_budget: int) -> bool:
+        """Whether the compiled program stays within both budgets."""
+        return (
+            self.measured.compiled_bytes <= budget
+            and self.measured.host_bytes <= host_budget
+        )
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Search:
+    """The state of the loop for one budget; `run` gives the attempt to believe."""
+
+    survey: Survey
+    budget: int
+    host_budget: int
+    user_options: Mapping[str, str | bool]
+    donate: bool | None
+    say: Say
+    attempts: list[Attempt] = dataclasses.field(default_factory=list)
+    correction: int = 0
+    excess: int = 0
+    solving_seconds: float = 0.0
+
+    def run(self) -> Attempt:
+        """The best attempt that fits, else the one that needs the least."""
+        plain = self._try_plain()
+        if plain is not None and self._fits(plain):
+            return plain
+        if not self.survey.bodies:
+            return plain or self._compile_plain(donate=self._may_donate)
+        while len(self.attempts) < MOST_COMPILES:
+            last = len(self.attempts) == MOST_COMPILES - 1
+            if not self._another_round(last):
+                break
+        fitting = [a for a in self.attempts if self._fits(a)]
+        if fitting:
+            return min(fitting, key=lambda a: a.measured.step_seconds)
+        return min(self.attempts, key=lambda a: a.measured.compiled_bytes)
+
+    @property
+    def _may_donate(self) -> bool:
+        return self.donate is not False and bool(self.survey.step.donate)
+
+    def _fits(self, attempt: Attempt) -> bool:
+        return attempt.fits(self.budget, self.host_budget)
+
+    # --- the step as it is ----------------------------------------------------------
+
+    def _try_plain(self) -> Attempt | None:
+        """Compiles the unplanned step where it may fit: first as it is, then donated."""
+        ways = (True,) if self.donate else (False, True)
+        for donate in ways:
+            if donate and not self._may_donate and True in ways[1:]:
+                continue
+            _, prediction = predict(
+                self.survey, self.survey.jitted(None, donate=donate)
+            )
+            if prediction.device_total <= self.budget:
+                attempt = self._compile_plain(donate=donate)
+                if self._fits(attempt):
+                    return attempt
+        return None
+
+    def _compile_plain(self, *, donate: bool) -> Attempt:
+        self.say("compiling the step as it is")
+        measured = compile_and_read(
+            self.survey, "as written", None, self.user_options, donate=donate
+        )
+        self.say(_outcome(measured, self.budget))
+        attempt = Attempt(
+            decisions=None,
+            solution=None,
+            evaluation=None,
+            options=dict(self.user_options),
+            donated=donate,
+            measured=measured,
+        )
+        self.attempts.append(attempt)
+        self.excess = measured.compiled_bytes - measured.predicted_bytes
+        return attempt
+
+    # --- planned --------------------------------------------------------------------
+
+    def problem(self, budget: int | None = None) -> Problem:
+        """The planner's question as it stands after the corrections so far."""
+        return self.survey.problem(
+            budget or self.budget, self.host_budget, self.correction
+        )
+
+    def _another_round(self, last: bool) -> bool:
+        """One more program; false when there is nothing left worth compiling."""
+        anything_fits = any(self._fits(a) for a in self.attempts if a.decisions)
+        if anything_fits:
+            solution = self._settle()
+            if self._known(solution.decisions) or not self._worth_it(solution):
+                return False
+        else:
+            ways = [self._smallest] if last else [self._settle, self._smallest]
+            found = [s for way in ways if not self._known((s := way()).decisions)]
+            if not found:
+                return False
+            solution = found[0]
+        attempt = self._compile(solution)
+        return not self._fits(attempt) or self._room_left(attempt)
+
+    def _known(self, decisions: Decisions) -> bool:
+        return any(a.decisions == decisions for a in self.attempts)
+
+    def _worth_it(self, solution: Solution) -> bool:
+        best = min(
+            a.evaluation.seconds
+            for a in self.attempts
+            if a.evaluation and self._fits(a)
+        )
+        return solution.evaluation.seconds < best * (1 - _WORTH_ANOTHER_COMPILE)
+
+    def _room_left(self, attempt: Attempt) -> bool:
+        unused = self.budget - attempt.measured.compiled_bytes
+        return unused > _WORTH_ANOTHER_COMPILE * self.budget
+
+    def _solve(self, problem: Problem) -> Solution:
+        started = time.perf_counter()
+        solution = solve(problem)
+        self.solving_seconds += time.perf_counter() - started
+        return solution
+
+    def _smallest(self) -> Solution:
+        started = time.perf_counter()
+        solution = smallest(self.problem())
+        self.solving_seconds += time.perf_counter() - started
+        return solution
+
+    def _settle(self) -> Solution:
+        """Decisions whose predicted program fills the budget and no more.
+
+        Moves `correction`, the gap between the planner's linear model and the prediction,
+        until the two agree; keeps the fastest decisions whose prediction fits.
+        """
+        too_big = sum(not self._fits(a) for a in self.attempts if a.decisions)
+        target = int(self.budget * (1 - _SLACK[min(too_big, len(_SLACK) - 1)]))
+        best: Solution | None = None
+        seen: dict[Decisions, int] = {}
+        for _ in range(_SETTLING_ROUNDS):
+            solution = self._solve(self.problem(target))
+            if solution.outcome == "infeasible":
+                solution = self._smallest()
+            if solution.decisions not in seen:
+                _, prediction = predict(
+                    self.survey,
+                    self.survey.jitted(self.survey.stack_plans(solution.decisions)),
+                )
+                seen[solution.decisions] = prediction.device_total + self.excess
+            predicted = seen[solution.decisions]
+            model = solution.evaluation.device_bytes
+            step = predicted - model
+            if predicted <= target and (
+                best is None or solution.evaluation.seconds < best.evaluation.seconds
+            ):
+                best = solution
+            if abs(step) < 0.001 * self.budget:
+                break
+            self.correction += step
+        if best is None:
+            best = self._smallest()
+        return best
+
+    def _compile(self, solution: Solution) -> Attempt:
+        survey = self.survey
+        offloads = any("offload" in chosen for chosen in solution.decisions)
+        options = {
+            **(overlap_options(survey.target) if offloads else {}),
+            **self.user_options,
+        }
+        number = len(self.attempts) + 1
+        self.say(f"compiling plan {number} (at most {MOST_COMPILES})")
+        measured = compile_and_read(
+            survey,
+            f"plan {number}",
+            survey.stack_plans(solution.decisions),
+            options,
+            correction=self.excess,
+            donate=self._may_donate,
+        )
+        self.say(_outcome(measured, self.budget))
+        attempt = Attempt(
+            decisions=solution.decisions,
+            solution=solution,
+            evaluation=evaluate(self.problem(), solution.decisions),
+            options=options,
+            donated=self._may_donate,
+            measured=measured,
+        )
+        self.attempts.append(attempt)
+        self.excess += measured.compiled_bytes - measured.predicted_bytes
+        return attempt
+
+
+def _outcome(measured: Measured, budget: int) -> str:
+    fits = "fits" if measured.compiled_bytes <= budget else "does not fit"
+    seconds = f", {format_seconds(measured.step_seconds)} a step"
+    return (
+        f"compiled in {format_seconds(measured.trial.seconds_to_compile)}: "
+        f"{format_bytes(measured.compiled_bytes)} on the device ({fits} "
+        f"{format_bytes(budget)}), {format_bytes(measured.host_bytes)} on the host"
+        f"{seconds if measured.inspection else ''}"
+    )

@@ -1,0 +1,338 @@
+"""Reading the StableHLO that JAX lowers to; the only user of MLIR's Python bindings.
+
+`read_graph(module)` copies the module, lets Shardy propagate the shardings in the copy
+(milliseconds; the compiler would do the same first thing) and writes down what `_lowered`
+has records for. The module itself stays as it was: it is still to be compiled.
+
+The bindings (`jaxlib.mlir`) are private to JAX. Served: JAX 0.10 to 0.12.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from jaxlib.mlir import ir as _ir
+from jaxlib.mlir import passmanager as _passmanager
+from jaxlib.mlir.dialects import sdy as _sdy
+from jaxlib.mlir.dialects import stablehlo as _stablehlo
+
+from ._lowered import (
+    DTYPE_BYTES,
+    Axes,
+    Donation,
+    Graph,
+    Memory,
+    Region,
+    TensorOperation,
+    TensorValue,
+)
+
+_CALLS_AS_REGIONS = "builtin.module(sdy-import-func-calls)"
+_PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
+_NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*)"[()]')
+_PLACEMENT = re.compile(r'_xla_buffer_placement\s*=\s*"([^"]*)"')
+_DIMENSIONS = {
+    "stablehlo.transpose": "permutation",
+    "stablehlo.broadcast_in_dim": "broadcast_dimensions",
+    "stablehlo.reduce": "dimensions",
+}
+
+
+def read_graph(module: Any) -> Graph:
+    """The records of a lowered module (`lowered.compiler_ir("stablehlo")`).
+
+    **Arguments:** `module` is an MLIR module of StableHLO; it is not changed.
+    """
+    with module.context, _ir.Location.unknown(module.context):
+        copy = module.operation.clone()
+        body = copy.regions[0].blocks[0]
+        sharded = any(op.operation.name == "sdy.mesh" for op in body.operations)
+        propagated = True
+        if sharded:
+            try:
+                _passmanager.PassManager.parse(_CALLS_AS_REGIONS).run(copy)
+                _inline(copy)
+                _passmanager.PassManager.parse(_PROPAGATION).run(copy)
+            except _ir.MLIRError:
+                propagated = False
+                copy = module.operation.clone()
+        return _Reader(copy).graph(propagated)
+
+
+def _inline(operation: Any) -> None:
+    """Puts the bodies of called functions in the place of the calls, as XLA does.
+
+    Propagation over calls is another one: it decides in another order, and a batch that
+    XLA splits over the devices comes out whole. Calls must have been made regions.
+    """
+    for region in operation.regions:
+        for block in region.blocks:
+            for op in [view.operation for view in block.operations]:
+                _inline(op)
+                if op.name == "sdy.data_flow_edge":  # comes with the regions
+                    op.results[0].replace_all_uses_with(op.operands[0])
+                    op.erase()
+                    continue
+                if op.name != "sdy.named_computation":
+                    continue
+                body = op.regions[0].blocks[0]
+                for argument, operand in zip(body.arguments, op.operands, strict=True):
+                    argument.replace_all_uses_with(operand)
+                *inside, last = [view.operation for view in body.operations]
+                outer = _scope(op)
+                for inner in inside:
+                    inner.move_before(op)
+                    _prefix(inner, outer)
+                for result, value in zip(op.results, last.operands, strict=True):
+                    result.replace_all_uses_with(value)
+                op.erase()
+
+
+def _scope(operation: Any) -> str:
+    located = _NAMED.match(str(operation.location))
+    return located.group(1) if located else ""
+
+
+def _prefix(operation: Any, outer: str) -> None:
+    """Puts the name stack of a call before those of the operations it stands for."""
+    scope = _scope(operation)
+    if outer and not scope.startswith(outer):
+        operation.location = _ir.Location.name(f"{outer}/{scope}" if scope else outer)
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                _prefix(inner.operation, outer)
+
+
+def _memory(kind: str | None) -> Memory | None:
+    if kind is None:
+        return None
+    return "host" if "host" in kind else "device"
+
+
+@functools.lru_cache(maxsize=4096)
+def _tensor_type(text: str) -> tuple[tuple[int, ...], str, int]:
+    """Shape, dtype, bytes per item of a type as MLIR prints it; tokens take no bytes."""
+    match = re.fullmatch(r"tensor<((?:\d+x)*)([^,]+?)(?:, .*)?>", text)
+    if match is None:
+        return (), text, 0
+    shape = tuple(int(n) for n in match.group(1).split("x")[:-1])
+    dtype = match.group(2)
+    if dtype in DTYPE_BYTES:
+        return shape, dtype, DTYPE_BYTES[dtype]
+    bits = re.search(r"\d+", dtype)
+    item = -(-int(bits.group()) // 8) if bits else 4
+    return shape, dtype, item * (2 if dtype.startswith("complex") else 1)
+
+
+class _Reader:
+    """Numbers the values of one module and writes its functions down."""
+
+    def __init__(self, module: Any):
+        self.module = module
+        self.numbers: dict[Any, int] = {}
+        self.types: dict[Any, tuple[tuple[int, ...], str, int]] = {}
+        self.shardings: dict[Any, tuple[Axes, tuple[int, ...]]] = {}
+        self.axis_sizes: dict[str, int] = {}
+
+    def graph(self, propagated: bool) -> Graph:
+        functions = {}
+        donations: tuple[Donation, ...] = ()
+        result_memory: tuple[Memory, ...] = ()
+        operations = [op.operation for op in self.module.regions[0].blocks[0]]
+        for op in operations:
+            if op.name == "sdy.mesh":
+                for axis in _sdy.MeshAttr(op.attributes["mesh"]).axes:
+                    self.axis_sizes[_sdy.MeshAxisAttr(axis).name] = _sdy.MeshAxisAttr(
+                        axis
+                    ).size
+        for op in operations:
+            if op.name != "func.func" or not len(op.regions[0].blocks):
+                continue
+            name = _ir.StringAttr(op.attributes["sym_name"]).value
+            arguments, results = self.signature(op)
+            functions[name] = self.region(
+                op.regions[0], lambda i, given=arguments: given[i]
+            )
+            if name == "main":
+                donations = tuple(
+                    donation
+                    for i, given in enumerate(arguments)
+                    if (donation := _donation(i, given)) is not None
+                )
+                result_memory = tuple(
+                    _memory(_text(given, "mhlo.memory_kind")) or "device"
+                    for given in results
+                )
+        return Graph(
+            functions=functions,
+            donations=donations,
+            result_memory=result_memory,
+            axis_sizes=self.axis_sizes,
+            propagated=propagated,
+        )
+
+    def signature(self, function: Any) -> tuple[list[Any], list[Any]]:
+        """The attribute dictionaries of arguments and results."""
+        attributes = function.attributes
+        kind = _ir.FunctionType(_ir.TypeAttr(attributes["function_type"]).value)
+        both = []
+        for name, count in (
+            ("arg_attrs", len(kind.inputs)),
+            ("res_attrs", len(kind.results)),
+        ):
+            if name in attributes:
+                both.append([_ir.DictAttr(a) for a in _ir.ArrayAttr(attributes[name])])
+            else:
+                both.append([{}] * count)
+        return both[0], both[1]
+
+    def region(self, region: Any, given: Callable[[int], Any] | None = None) -> Region:
+        if not len(region.blocks):
+            return Region(arguments=(), operations=(), results=())
+        block = region.blocks[0]
+        arguments = tuple(
+            self.value(argument, None, given(i) if given else {})
+            for i, argument in enumerate(block.arguments)
+        )
+        *operations, last = [op.operation for op in block.operations]
+        return Region(
+            arguments=arguments,
+            operations=tuple(self.operation(op) for op in operations),
+            results=tuple(self.numbers[v] for v in last.operands),
+        )
+
+    def operation(self, op: Any) -> TensorOperation:
+        attributes = op.attributes
+        name = op.name
+        per_value: list[Any] = []
+        if "sdy.sharding" in attributes:
+            per_value = list(
+                _sdy.TensorShardingPerValueAttr(attributes["sdy.sharding"]).shardings
+            )
+        elif name in ("sdy.sharding_constraint", "sdy.reshard"):
+            per_value = [attributes["sharding"]]
+        elif "out_sharding" in attributes:  # Shardy's collectives
+            per_value = [attributes["out_sharding"]]
+        elif name == "sdy.manual_computation":
+            per_value = list(
+                _sdy.TensorShardingPerValueAttr(attributes["out_shardings"]).shardings
+            )
+        target, placement = _target(op)
+        shardings = per_value or [None] * len(op.results)
+        results = tuple(
+            self.value(result, sharding, {}, placement)
+            for result, sharding in zip(op.results, shardings, strict=True)
+        )
+        regions = tuple(
+            self.region(region, _loop_argument(self, op)) for region in op.regions
+        )
+        return TensorOperation(
+            name=name,
+            operands=tuple(self.numbers[v] for v in op.operands),
+            results=results,
+            scope=_scope(op),
+            target=target,
+            dimensions=_dimensions(op),
+            regions=regions,
+        )
+
+    def value(
+        self,
+        value: Any,
+        sharding: Any,
+        given: Any,
+        placement: Memory | None = None,
+    ) -> TensorValue:
+        number = self.numbers.setdefault(value, len(self.numbers))
+        kind = value.type
+        if kind not in self.types:
+            self.types[kind] = _tensor_type(str(kind))
+        shape, dtype, item = self.types[kind]
+        if sharding is None and "sdy.sharding" in given:
+            sharding = given["sdy.sharding"]
+        axes, splits = self.sharding(sharding)
+        return TensorValue(
+            number=number,
+            shape=shape,
+            dtype=dtype,
+            item_bytes=item,
+            axes=axes if any(axes) else (),
+            splits=splits if any(axes) else (),
+            memory=placement or _memory(_text(given, "mhlo.memory_kind")),
+        )
+
+    def sharding(self, attribute: Any) -> tuple[Axes, tuple[int, ...]]:
+        if attribute is None:
+            return (), ()
+        if attribute not in self.shardings:
+            axes, splits = [], []
+            for dimension in _sdy.TensorShardingAttr(attribute).dimension_shardings:
+                refs = [
+                    _sdy.AxisRefAttr(a)
+                    for a in _sdy.DimensionShardingAttr(dimension).axes
+                ]
+                axes.append(tuple(ref.name for ref in refs))
+                splits.append(math.prod(self.size(ref) for ref in refs))
+            self.shardings[attribute] = tuple(axes), tuple(splits)
+        return self.shardings[attribute]
+
+    def size(self, ref: Any) -> int:
+        """Parts that an axis, or a part of an axis such as `"x":(1)2`, makes."""
+        part = ref.sub_axis_info
+        if part is not None:
+            return _sdy.SubAxisInfoAttr(part).size
+        return self.axis_sizes.get(ref.name, 1)
+
+
+def _text(given: Any, name: str) -> str | None:
+    return _ir.StringAttr(given[name]).value if name in given else None
+
+
+def _donation(argument: int, given: Any) -> Donation | None:
+    if "tf.aliasing_output" in given:
+        output = _ir.IntegerAttr(given["tf.aliasing_output"]).value
+        return Donation(argument=argument, output=output)
+    if "jax.buffer_donor" in given:
+        return Donation(argument=argument, output=None)
+    return None
+
+
+def _target(op: Any) -> tuple[str, Memory | None]:
+    """Callee or custom-call target, and where a placement puts its value."""
+    attributes = op.attributes
+    if op.name in ("func.call", "sdy.named_computation"):
+        name = "callee" if op.name == "func.call" else "name"
+        return str(attributes[name]).strip('@"'), None
+    if op.name != "stablehlo.custom_call":
+        return "", None
+    target = _ir.StringAttr(attributes["call_target_name"]).value
+    placement = None
+    if target == "annotate_device_placement":
+        found = _PLACEMENT.search(str(attributes["mhlo.frontend_attributes"]))
+        placement = _memory(found.group(1) if found else None)
+    return target, placement
+
+
+def _dimensions(op: Any) -> tuple[tuple[int, ...], ...]:
+    if op.name == "stablehlo.dot_general":
+        numbers = _stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+        return (
+            tuple(numbers.lhs_batching_dimensions),
+            tuple(numbers.rhs_batching_dimensions),
+            tuple(numbers.lhs_contracting_dimensions),
+            tuple(numbers.rhs_contracting_dimensions),
+        )
+    if op.name in _DIMENSIONS:
+        return (tuple(_ir.DenseI64ArrayAttr(op.attributes[_DIMENSIONS[op.name]])),)
+    return ()
+
+
+def _loop_argument(reader: _Reader, op: Any) -> Callable[[int], Any] | None:
+    """Arguments of a loop's regions are sharded as its results are."""
+    if op.name != "stablehlo.while" or "sdy.sharding" not in op.attributes:
+        return None
+    per_value = _sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"]).shardings
+    return lambda i: {"sdy.sharding": per_value[i]}

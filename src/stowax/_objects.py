@@ -1,0 +1,97 @@
+"""Objects that a marked function changes: Flax NNX modules.
+
+A marked function is traced like any pure function, one level below its caller. An NNX
+module among its arguments belongs to the caller's level: what the function writes into it
+(statistics of a `BatchNorm`, the counts of `nnx.Rngs`, any `nnx.Variable`) would be refused
+by NNX or leak tracers. So the modules are taken apart before the trace, put together
+inside of it, and what they have become comes out as ordinary results, which are written
+into the caller's own objects after the call: what `nnx.jit` does, by NNX's own public
+means. Modules that the function makes and returns come back as modules, too.
+
+Nothing is imported here: a program that has not imported `flax.nnx` has no such objects.
+Equinox needs none of this. Its modules are pytrees that nobody changes, and `eqx.nn.State`
+is handed on as a value.
+
+An NNX module that the function reads from its surroundings, instead of getting it as an
+argument, must not change in the call; NNX says so (`TraceContextError`).
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+Function = Callable[[], Any]
+Finish = Callable[[Any], Any]
+
+
+def _unchanged(out: Any) -> Any:
+    return out
+
+
+def without_objects(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Function, Finish]:
+    """`function(*args, **kwargs)` as a function that changes no object outside of it.
+
+    **Returns:** the pure function, whose result holds arrays and plain leaves only, and
+    what turns that result (or the same structure with other arrays) into the result of
+    the call, writing the objects' new state on the way.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return lambda: function(*args, **kwargs), _unchanged
+
+    def is_object(leaf: Any) -> bool:
+        return isinstance(leaf, nnx.Pytree | nnx.Variable)
+
+    return _pure(nnx, is_object, function, args, kwargs)
+
+
+def _pure(
+    nnx: Any,
+    is_object: Callable[[Any], bool],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Function, Finish]:
+    leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_object)
+    objects = tuple(leaf for leaf in leaves if is_object(leaf))
+    tag = object()
+    context = nnx.update_context(tag)
+    context.__enter__()
+    with nnx.split_context(tag) as split:
+        definition, state = split.split(objects)
+    seen: dict[str, Any] = {}
+
+    def pure() -> Any:
+        with nnx.merge_context(tag, True) as merge:
+            own = merge.merge(definition, state)
+        args, kwargs = jax.tree.unflatten(structure, _filled(is_object, leaves, own))
+        out = function(*args, **kwargs)
+        results, seen["structure"] = jax.tree.flatten(out, is_leaf=is_object)
+        seen["objects"] = [is_object(r) for r in results]
+        made = tuple(r for r in results if is_object(r))
+        with nnx.split_context(tag) as split:
+            seen["definition"], state_after = split.split((own, made))
+        return [None if is_object(r) else (r,) for r in results], state_after
+
+    def finish(out: Any) -> Any:
+        results, state_after = out
+        with nnx.merge_context(tag, False) as merge:
+            _, made = merge.merge(seen["definition"], state_after)
+        context.__exit__(None, None, None)
+        made = iter(made)
+        leaves = [next(made) if r is None else r[0] for r in results]
+        return jax.tree.unflatten(seen["structure"], leaves)
+
+    return pure, finish
+
+
+def _filled(
+    is_object: Callable[[Any], bool], leaves: Sequence[Any], objects: Sequence[Any]
+) -> list[Any]:
+    """`leaves` with `objects` in the places of the objects among them."""
+    following = iter(objects)
+    return [next(following) if is_object(leaf) else leaf for leaf in leaves]

@@ -1,0 +1,14 @@
+"""Decides keep, offload or recompute per value: the model, its solver, its baselines.
+
+Pure numbers on the records of `_stages`; no JAX. In the order of use:
+"""
+
+from ._baselines import Predicate as Predicate
+from ._baselines import baselines as baselines
+from ._baselines import named as named
+from ._evaluate import evaluate as evaluate
+from ._pins import check_problem as check_problem
+from ._solve import OPTIMAL_GAP as OPTIMAL_GAP
+from ._solve import curve as curve
+from ._solve import smallest as smallest
+from ._solve import solve as solve

@@ -1,0 +1,233 @@
+"""The price of given decisions: seconds, device bytes and host bytes of the step.
+
+This is the model itself, written once and plainly; the solver's matrices (`_model`) say
+the same in rows and columns, and everything that the solver returns has been priced
+here again. Called by the solver for each candidate plan, by baselines, and by whoever
+edits a plan by hand. What goes silently wrong elsewhere and not here: a value counted
+as stored although what it is needed for was dropped, or a recomputation whose inputs
+are gone. The minimal closure below raises instead.
+
+Model, per body with `count` runs (see "The planning model" in the documentation):
+
+    D = sum of offloaded bytes, R = sum of seconds of operations run again
+    forward run   max(C_f, D / device_to_host)
+    backward run  max(C_b + R, D / host_to_device)
+    step          sum count (forward + backward) + first exposed reload + other_seconds
+
+With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima become sums.
+"""
+
+import numpy as np
+
+from .._errors import ArgumentError
+from .._stages import Body, Decision, Decisions, Evaluation, Problem
+from ._tables import BodyTable, cannot_run_again, maker, tables
+
+STORED = ("keep", "offload")
+
+
+def recomputed_values(
+    body: Body, decisions: tuple[Decision | None, ...]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The values that must be computed again in the backward pass, and what is read.
+
+    The least set: each `needed` value that is neither stored nor available, and in turn
+    everything that its operation reads and that is neither stored nor available.
+
+    **Arguments:** `decisions`, one entry per value of `body`.
+
+    **Returns:** value indices recomputed, and indices of the stored values that are
+    read (a stored value outside that set is stored for nothing).
+
+    **Raises:** `ValueError` naming the value that would have to be recomputed and
+    cannot.
+    """
+    recomputed: set[int] = set()
+    read: set[int] = set()
+    waiting = [(value.index, None) for value in body.values if value.needed]
+    while waiting:
+        index, reader = waiting.pop()
+        value = body.values[index]
+        if value.available or index in recomputed:
+            continue
+        if decisions[index] in STORED:
+            read.add(index)
+            continue
+        reason = cannot_run_again(body, value)
+        if reason is not None:
+            wanted_by = "the backward pass" if reader is None else f"{reader!r}"
+            raise ValueError(
+                f"{value.name!r} ({value.source}) of {body.name!r} is neither kept nor "
+                f"offloaded, {wanted_by} needs it, and it cannot be recomputed: it is "
+                f"{reason}. Decide 'keep' or 'offload' for it."
+            )
+        recomputed.add(index)
+        waiting += [(i, value.name) for i in maker(body, value).inputs]
+    return frozenset(recomputed), frozenset(read)
+
+
+def operations_run_again(body: Body, recomputed: frozenset[int]) -> frozenset[int]:
+    """Indices of the operations that make the `recomputed` values, each once."""
+    return frozenset(
+        operation
+        for i in recomputed
+        if (operation := body.values[i].operation) is not None
+    )
+
+
+def evaluate(problem: Problem, decisions: Decisions) -> Evaluation:
+    """What `decisions` cost under the model of `problem`, whether or not they fit.
+
+    Decisions are priced as they stand: `Value.allowed` is not asked, so a baseline or a
+    plan edited by hand can be priced beside the solver's.
+
+    **Arguments:** `decisions`, one tuple per body, in it one entry per value; `None`
+    and `"recompute"` both mean not stored, and cost something only where needed.
+
+    **Returns:** seconds of one step, bytes per device. `recomputed` holds value indices
+    per body. `transfer_seconds` is the link's busy time, `exposed_seconds` what of it
+    the step waits for. `*_window_used` is the part of a body's forward or backward
+    seconds that the link is busy; above 1 the step waits for it.
+
+    **Raises:** `ValueError` (see `recomputed_values`) when something cannot be
+    recomputed; `ArgumentError` when the lengths do not match the problem's, or
+    something is offloaded outside a loop.
+
+    >>> from stowax._planner import baselines, evaluate
+    >>> from stowax._stages import Body, Link, Operation, Point, Problem, Value
+    >>> every = frozenset({"keep", "offload", "recompute"})
+    >>> def value(index, operation, needed, allowed):
+    ...     return Value(index=index, name=f"v{index}", source="model.py:1", shape=(8,),
+    ...                  dtype="uint8", bytes=8, operation=operation, available=False,
+    ...                  needed=needed, allowed=allowed)
+    >>> body = Body(
+    ...     name="layer", count=10, forward_seconds=1.0, backward_seconds=2.0,
+    ...     values=(value(0, None, True, every - {"recompute"}),
+    ...             value(1, 0, True, every)),
+    ...     operations=(Operation(index=0, primitive="sin", source="model.py:1",
+    ...                           inputs=(0,), outputs=(1,), seconds=0.5),),
+    ...     points=(Point(reserved_bytes=4, live=(0, 1)),))
+    >>> problem = Problem(bodies=(body,), device_bytes=1000, host_bytes=1000,
+    ...                   link=Link(device_to_host=16.0, host_to_device=16.0),
+    ...                   loss_reserved_bytes=4, other_seconds=0.0)
+    >>> kept = evaluate(problem, (("keep", "keep"),))
+    >>> kept.seconds, kept.device_bytes
+    (30.0, 164)
+    >>> again = evaluate(problem, (("keep", "recompute"),))
+    >>> again.seconds, again.device_bytes
+    (35.0, 92)
+    """
+    return priced(problem, tables(problem), decisions)
+
+
+def priced(
+    problem: Problem, body_tables: tuple[BodyTable, ...], decisions: Decisions
+) -> Evaluation:
+    """`evaluate` for a caller that has the tables already."""
+    check_shape(problem, decisions)
+    depth = problem.prefetch_depth
+    recomputed = tuple(
+        recomputed_values(table.body, chosen)[0]
+        for table, chosen in zip(body_tables, decisions, strict=True)
+    )
+    offloaded = [
+        float(table.bytes[[d == "offload" for d in chosen]].sum())
+        for table, chosen in zip(body_tables, decisions, strict=True)
+    ]
+    again, transfer, exposed = 0.0, 0.0, 0.0
+    forward_used, backward_used = [], []
+    for body, values, moved in zip(problem.bodies, recomputed, offloaded, strict=True):
+        rerun = sum(
+            body.operations[f].seconds for f in operations_run_again(body, values)
+        )
+        out = moved / problem.link.device_to_host if moved else 0.0
+        back = moved / problem.link.host_to_device if moved else 0.0
+        window = body.backward_seconds + rerun
+        again += body.count * rerun
+        transfer += body.count * (out + back)
+        if depth > 1:
+            exposed += body.count * max(0.0, out - body.forward_seconds)
+            exposed += body.count * max(0.0, back - window)
+        else:
+            exposed += body.count * (out + back)
+        forward_used.append(_share(out, body.forward_seconds))
+        backward_used.append(_share(back, window))
+    if depth > 1 and offloaded and offloaded[-1]:
+        exposed += offloaded[-1] / problem.link.host_to_device
+    base = problem.other_seconds + sum(
+        b.count * (b.forward_seconds + b.backward_seconds) for b in problem.bodies
+    )
+    return Evaluation(
+        seconds=base + again + exposed,
+        device_bytes=_device_bytes(
+            problem, body_tables, decisions, recomputed, offloaded
+        ),
+        host_bytes=int(
+            sum(b.count * d for b, d in zip(problem.bodies, offloaded, strict=True))
+        ),
+        recomputed=recomputed,
+        recompute_seconds=again,
+        transfer_seconds=transfer,
+        exposed_seconds=exposed,
+        forward_window_used=tuple(forward_used),
+        backward_window_used=tuple(backward_used),
+    )
+
+
+def _device_bytes(
+    problem: Problem,
+    body_tables: tuple[BodyTable, ...],
+    decisions: Decisions,
+    recomputed: tuple[frozenset[int], ...],
+    offloaded: list[float],
+) -> int:
+    """The peak: over the loss, and over every point of every body's backward pass.
+
+    Backward, body k runs after all later bodies have freed their stacks, so the stacks
+    of bodies 0..k are alive. Writing late leaves the last run's offloaded values of
+    each of those bodies on the device as well (one D each, none without pipelining);
+    reading early holds `prefetch_depth - 1` further D of body k.
+    """
+    early = problem.prefetch_depth - 1
+    late = min(early, 1)
+    stacks, peak = 0.0, 0.0
+    for table, chosen, again, moved in zip(
+        body_tables, decisions, recomputed, offloaded, strict=True
+    ):
+        kept = table.bytes[[d == "keep" for d in chosen]].sum()
+        stacks += table.body.count * kept
+        if len(table.reserved):
+            working = np.zeros(len(table.bytes))
+            for i, decision in enumerate(chosen):
+                if decision == "offload" or i in again:
+                    working[i] = table.bytes[i]
+            at_points = table.reserved + table.live @ working
+            peak = max(peak, stacks + early * moved + at_points.max())
+        stacks += late * moved
+    return int(max(peak, problem.loss_reserved_bytes + stacks))
+
+
+def _share(busy: float, window: float) -> float:
+    if not busy:
+        return 0.0
+    return busy / window if window else float("inf")
+
+
+def check_shape(problem: Problem, decisions: Decisions) -> None:
+    """Raises `ArgumentError` unless `decisions` has an entry for every value."""
+    got = tuple(len(chosen) for chosen in decisions)
+    wanted = tuple(len(body.values) for body in problem.bodies)
+    if got != wanted:
+        raise ArgumentError(
+            "decisions",
+            f"{got} entries per body",
+            f"Give one entry per value of each body: {wanted}.",
+        )
+    for body, chosen in zip(problem.bodies, decisions, strict=True):
+        if not body.in_loop and "offload" in chosen:
+            value = body.values[chosen.index("offload")]
+            raise ArgumentError(
+                "decisions",
+                f"'offload' for {value.name!r} of {body.name!r}, which is not a loop",
+                "Keep or recompute it: outside a loop the compiler drops the copies.",
+            )

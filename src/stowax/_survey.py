@@ -1,0 +1,249 @@
+"""What the planner needs to know about a step on a target: bytes, seconds, reserves.
+
+Bytes per device of every candidate come from Shardy's own propagation over the lowered
+step (each operation of a body is lowered under a named scope of its own), seconds from
+the cost rules. What the step needs besides stored values comes from predicting the memory
+of a program that is never compiled: the one that stores everything.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import _mlir
+from ._apply import StackPlan, apply_decisions
+from ._candidates import BodyCosts, Placement, make_body
+from ._cost import cost_of_jaxpr, operation_seconds, program_seconds
+from ._lowered import shards_by_scope
+from ._machine import Target
+from ._pipeline import scope_name
+from ._planner import baselines
+from ._predict import predict_memory
+from ._rewrite import Options
+from ._stages import Body, Decision, Decisions, Point, Problem, Value
+from ._trace import Step, TracedStack, store_all
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A step on a target, ready to be planned.
+
+    `reserved_bytes` is what the step needs besides stored values, by the prediction for
+    a program that stores everything.
+    """
+
+    function: Callable[..., Any]
+    specs: tuple[Any, ...]
+    step: Step
+    target: Target
+    options: Options
+    bodies: tuple[Body, ...]
+    other_seconds: float
+    reserved_bytes: int
+    unpriced: tuple[str, ...]
+
+    def problem(
+        self, device_bytes: int, host_bytes: int, correction: int = 0
+    ) -> Problem:
+        """The planner's question, with `correction` bytes added to what is reserved."""
+        reserved = max(0, self.reserved_bytes + correction)
+        bodies = tuple(
+            dataclasses.replace(
+                body,
+                points=(Point(reserved_bytes=reserved, live=_read_in_backward(body)),),
+            )
+            for body in self.bodies
+        )
+        return Problem(
+            bodies=bodies,
+            device_bytes=device_bytes,
+            host_bytes=host_bytes,
+            link=self.target.link,
+            loss_reserved_bytes=reserved,
+            other_seconds=self.other_seconds,
+        )
+
+    def stack_plans(self, decisions: Decisions) -> dict[str, StackPlan]:
+        """The planner's decisions as what each stack stores."""
+        plans = {}
+        for body, chosen in zip(self.bodies, decisions, strict=True):
+            traced = self.step.stacks[body.name]
+            plans[body.name] = StackPlan(
+                fingerprint=traced.body.forward.fingerprint,
+                stored={
+                    index: decision
+                    for index, decision in enumerate(chosen)
+                    if decision in ("keep", "offload")
+                },
+            )
+        return plans
+
+    def jitted(
+        self,
+        stacks: Mapping[str, StackPlan] | None,
+        *,
+        donate: bool = True,
+        label: bool = False,
+    ) -> Any:
+        """The jitted step under what is stored (`None`: as the user wrote it)."""
+        return apply_decisions(
+            self.function,
+            stacks,
+            self.options,
+            donate=self.step.donate if donate else (),
+            label=label,
+        )
+
+
+def take_survey(
+    function: Callable[..., Any],
+    specs: tuple[Any, ...],
+    step: Step,
+    target: Target,
+    options: Options,
+    allow: Callable[[Value], frozenset[Decision]],
+) -> Survey:
+    """Finds bytes and seconds of everything that a plan for `step` decides on."""
+    blank = Survey(
+        function=function,
+        specs=specs,
+        step=step,
+        target=target,
+        options=options,
+        bodies=(),
+        other_seconds=0.0,
+        reserved_bytes=0,
+        unpriced=(),
+    )
+    placements = _placements(blank)
+    bodies = tuple(
+        _body(traced, target, placements[name], allow)
+        for name, traced in step.stacks.items()
+    )
+    total = program_seconds(step.jaxpr, target.chip, shards=_shards(placements))
+    inside = sum(b.count * (b.forward_seconds + b.backward_seconds) for b in bodies)
+    survey = dataclasses.replace(
+        blank,
+        bodies=bodies,
+        other_seconds=max(0.0, total - inside),
+        unpriced=cost_of_jaxpr(step.jaxpr).unpriced,
+    )
+    return _with_reserves(survey)
+
+
+def predict(survey: Survey, jitted: Any) -> tuple[Any, Any]:
+    """The lowered program of `jitted`, and its predicted memory."""
+    lowered = survey.target.lower(jitted, *survey.specs)
+    graph = _mlir.read_graph(lowered.compiler_ir())
+    return lowered, predict_memory(graph, survey.target.platform)
+
+
+def stored_bytes(bodies: Sequence[Body], decisions: Decisions) -> int:
+    """Device bytes of what is kept, all layers together."""
+    return sum(
+        body.count * value.bytes
+        for body, chosen in zip(bodies, decisions, strict=True)
+        for value, decision in zip(body.values, chosen, strict=True)
+        if decision == "keep"
+    )
+
+
+def _read_in_backward(body: Body) -> tuple[int, ...]:
+    """Values that take working memory in the backward pass unless they are stored."""
+    return tuple(v.index for v in body.values if v.needed and not v.available)
+
+
+def _with_reserves(survey: Survey) -> Survey:
+    """Reserves, from the predicted memory of the program that stores everything."""
+    if not survey.bodies:
+        _, plain = predict(survey, survey.jitted(None))
+        return dataclasses.replace(survey, reserved_bytes=plain.device_total)
+    problem = survey.problem(survey.target.device_bytes, survey.target.host_bytes)
+    everything = baselines(problem)["keep all"]
+    _, whole = predict(survey, survey.jitted(survey.stack_plans(everything)))
+    stored = stored_bytes(survey.bodies, everything)
+    return dataclasses.replace(survey, reserved_bytes=whole.device_total - stored)
+
+
+def _placements(survey: Survey) -> dict[str, dict[int, Placement]]:
+    """Bytes per device of every value of every body, where the step is sharded."""
+    stacks = survey.step.stacks
+    if not stacks or not any(_spread(a.spec) for a in survey.step.arguments):
+        return {name: {} for name in stacks}
+    plans = {
+        name: StackPlan(
+            fingerprint=traced.body.forward.fingerprint,
+            stored=store_all(traced.stack, traced.body),
+        )
+        for name, traced in stacks.items()
+    }
+    labelled = survey.jitted(plans, label=True)
+    lowered = survey.target.lower(labelled, *survey.specs)
+    graph = _mlir.read_graph(lowered.compiler_ir())
+    scopes = shards_by_scope(graph, "stowax.value.")
+    return {name: _placed(traced, scopes) for name, traced in stacks.items()}
+
+
+def _placed(traced: TracedStack, scopes: Mapping[str, Any]) -> dict[int, Placement]:
+    program, stack = traced.body.forward, traced.stack
+    placed: dict[int, Placement] = {}
+    for position, node in enumerate(program.nodes):
+        found = scopes.get(scope_name(stack.name, position))
+        if found is None:
+            continue
+        for number in node.outputs:
+            whole = _bytes(program.avals[number])
+            placed[number] = Placement(
+                bytes=-(-whole // found.shards), shards=found.shards
+            )
+    # A layer's input lies as the layer's output does, being the next one's input.
+    for number, output in zip(stack.carry_inputs, program.outputs, strict=False):
+        if isinstance(output, int) and output in placed:
+            placed[number] = placed[output]
+    return placed
+
+
+def _bytes(aval: Any) -> int:
+    size = aval.dtype.itemsize
+    for extent in aval.shape:
+        size *= extent
+    return size
+
+
+def _spread(spec: Any) -> bool:
+    sharding = spec.sharding
+    return sharding is not None and len(sharding.device_set) > 1
+
+
+def _shards(placements: Mapping[str, Mapping[int, Placement]]) -> int:
+    found = [p.shards for placed in placements.values() for p in placed.values()]
+    return max(found, default=1)
+
+
+def _body(
+    traced: TracedStack,
+    target: Target,
+    placements: Mapping[int, Placement],
+    allow: Callable[[Value], frozenset[Decision]],
+) -> Body:
+    program, chip = traced.body.forward, target.chip
+
+    def shards_of(number: int) -> int:
+        return placements[number].shards if number in placements else 1
+
+    finest = max((p.shards for p in placements.values()), default=1)
+    backward = traced.body.backward
+    costs = BodyCosts(
+        operations=tuple(operation_seconds(program, chip, shards_of)),
+        backward_seconds=program_seconds(backward, chip, shards=finest),
+        unpriced=cost_of_jaxpr(backward).unpriced,
+    )
+    return make_body(
+        traced,
+        placements,
+        costs,
+        allow,
+        # The CPU backend books no host memory: there, moving a value saves nothing.
+        can_offload=target.platform != "cpu",
+        points=(),
+    )

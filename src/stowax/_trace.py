@@ -1,0 +1,195 @@
+"""The training step, traced once: its arguments with their roles, and its stacks.
+
+`plan` calls `trace_step` with what the user gave it. The step runs under a `Rewriter`
+that stores everything the backward passes read, and writes down every stack that it meets
+with its linearized body. The roles come from the same trace (`_roles`).
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import _jax
+from ._errors import ArgumentError, StepError
+from ._jaxpr import trace
+from ._linearize import LinearizedBody
+from ._mark import handling
+from ._pipeline import Stack
+from ._rewrite import Options, Rewriter
+from ._roles import find_roles, observe
+from ._stages import Role
+
+_STATE: frozenset[Role] = frozenset({"parameter", "optimizer state"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One array among the step's arguments; `path` reads like the user's code."""
+
+    path: str
+    spec: jax.ShapeDtypeStruct
+    role: Role
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStack:
+    """A stack as found in the step, with the two programs of its body."""
+
+    stack: Stack
+    body: LinearizedBody
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A training step as stowax sees it.
+
+    `donate` are the positions of the arguments whose every array is state and comes back
+    with the same type: what a training loop replaces by the step's own result. `jaxpr`
+    is the step's, with everything that backward passes read stored.
+    """
+
+    name: str
+    arguments: tuple[Argument, ...]
+    stacks: Mapping[str, TracedStack]
+    donate: tuple[int, ...]
+    jaxpr: Any
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Per stack, the digest of its body: what a plan must agree with."""
+        return {k: s.body.forward.fingerprint for k, s in self.stacks.items()}
+
+
+def available(stack: Stack, body: LinearizedBody) -> frozenset[int]:
+    """Values that the backward pass has at hand anyway: constants and weights."""
+    count = body.forward.input_count + body.forward.const_count
+    return frozenset(range(count)) - frozenset(stack.carry_inputs)
+
+
+def store_all(stack: Stack, body: LinearizedBody) -> dict[int, str]:
+    """Every value that the backward pass reads, kept: what plain JAX does."""
+    at_hand = available(stack, body)
+    return {n: "keep" for n in body.residuals if n not in at_hand}
+
+
+def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) -> Step:
+    """Traces `step` on `args` and finds roles and stacks.
+
+    **Raises:** `ArgumentError` for a step that is already jitted or an argument that is no
+    array; `StepError` for a step without a marked function, or whose mark is on something
+    that is never differentiated.
+    """
+    check_step(step)
+    leaves, structure = jax.tree.flatten_with_path(tuple(args))
+    specs = [check_leaf(_path(path), leaf) for path, leaf in leaves]
+    found: dict[str, tuple[Stack, LinearizedBody]] = {}
+
+    def choose(stack: Stack, body: LinearizedBody) -> dict[str, str]:
+        found[stack.name] = (stack, body)
+        return store_all(stack, body)
+
+    rewriter = Rewriter(
+        choose, options, prepare=lambda call: [observe(v) for v in call.inputs]
+    )
+
+    def flat(*values: Any) -> Any:
+        with handling(rewriter):
+            return step(*jax.tree.unflatten(structure, values))
+
+    jaxpr = trace(flat, *[jax.ShapeDtypeStruct(s.shape, s.dtype) for s in specs])
+    if not rewriter.calls:
+        raise StepError(
+            "step: no function marked with @stowax.stow was called. Write @stowax.stow "
+            "above the function that jax.value_and_grad or jax.grad is applied to."
+        )
+    roles, differentiated = find_roles(jaxpr, len(specs))
+    if not differentiated:
+        names = ", ".join(sorted(set(rewriter.calls.values())))
+        raise StepError(
+            f"step: {names} is marked with @stowax.stow, but nothing differentiates it. "
+            "Move the mark to the function that jax.value_and_grad or jax.grad is applied "
+            "to."
+        )
+    arguments = tuple(
+        Argument(path=_path(path), spec=spec, role=role)
+        for (path, _), spec, role in zip(leaves, specs, roles, strict=True)
+    )
+    out = [v.aval for v in _jax.open_jaxpr(jaxpr).outvars]
+    positions = [path[0].idx for path, _ in leaves]
+    return Step(
+        name=getattr(step, "__qualname__", repr(step)),
+        arguments=arguments,
+        stacks={
+            name: TracedStack(stack=stack, body=body)
+            for name, (stack, body) in found.items()
+        },
+        donate=_donatable(positions, arguments, out),
+        jaxpr=jaxpr,
+    )
+
+
+def check_step(step: Any) -> None:
+    """Refuses what cannot be planned: not a function, or one that is jitted already."""
+    if not callable(step):
+        raise ArgumentError(
+            "step",
+            f"{step!r}, which cannot be called",
+            "Pass the training step itself.",
+        )
+    if hasattr(step, "lower") and hasattr(step, "trace"):
+        name = getattr(step, "__name__", "train_step")
+        raise ArgumentError(
+            "step",
+            f"{name}, which is already jitted",
+            f"Pass the function without jax.jit (for example {name}.__wrapped__); "
+            "Plan.apply returns it jitted.",
+        )
+
+
+def check_leaf(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
+    """The spec of one argument, or an error that names it."""
+    if isinstance(leaf, bool | int | float | complex):
+        leaf = np.asarray(leaf, dtype=jax.dtypes.canonicalize_dtype(type(leaf)))
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        raise ArgumentError(
+            path,
+            f"{type(leaf).__name__} {leaf!r:.60}, which is no array",
+            "Give arrays or jax.ShapeDtypeStruct; close over anything else, for example "
+            "functools.partial(step, config).",
+        )
+    sharding = getattr(leaf, "sharding", None)
+    committed = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(
+        leaf, "committed", False
+    )
+    return jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding if committed else None
+    )
+
+
+def _path(path: Sequence[Any]) -> str:
+    first, *rest = path
+    return f"args[{first.idx}]{jax.tree_util.keystr(tuple(rest))}"
+
+
+def _donatable(
+    positions: Sequence[int], arguments: Sequence[Argument], out: Sequence[Any]
+) -> tuple[int, ...]:
+    """Arguments made of state that all comes back, each array to a type of its own."""
+
+    def kind(value: Any) -> tuple[tuple[int, ...], str]:
+        return tuple(value.shape), str(value.dtype)
+
+    returned = collections.Counter(kind(aval) for aval in out)
+    chosen = []
+    for position in sorted(set(positions)):
+        own = [a for p, a in zip(positions, arguments, strict=True) if p == position]
+        wanted = collections.Counter(kind(a.spec) for a in own)
+        is_state = any(a.role in _STATE for a in own)
+        if is_state and all(a.role != "batch" for a in own) and wanted <= returned:
+            returned -= wanted
+            chosen.append(position)
+    return tuple(chosen)

@@ -1,0 +1,10 @@
+"""Records as text for a terminal: what `print(plan)` and the command line show.
+
+Everything here takes records and returns `str`, without colour codes, so that it reads
+the same in a log file. No JAX: a plan made beside a TPU is read on a laptop.
+"""
+
+from ._inspection_text import inspection_text as inspection_text
+from ._plan_text import plan_text as plan_text
+from ._targets_text import target_text as target_text
+from ._targets_text import targets_text as targets_text

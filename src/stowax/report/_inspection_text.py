@@ -1,0 +1,184 @@
+"""What a compiled program does, for a terminal: memory, time, copies, hazards.
+
+`stowax inspect` shows it. Copies come in dozens that differ in nothing but their
+number, so they are grouped by direction, manner and source line; totals stand per
+direction.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from .._inspect_record import Hazard, Inspection, MemoryUse
+from .._program_record import Transfer
+from .._timeline import Timeline
+from .._units import format_bytes, format_seconds
+from ._layout import count_of, cut, facts, lines_of, short_source, table, text_width
+
+_MOST_TRANSFERS = 5  # groups per direction
+_MOST_HAZARDS = 4  # of one kind
+_MOST_UNPRICED = 4
+
+_DIRECTIONS: Mapping[str, str] = {
+    "device-to-host": "to host",
+    "host-to-device": "to device",
+    "host-to-host": "in host",
+}
+
+
+def inspection_text(inspection: Inspection, width: int | None = None) -> str:
+    """The inspection as text of at most `width` columns.
+
+    **Arguments:** `width` in columns, by default the terminal's (80 where there is
+    none); kept between 60 and 160.
+
+    >>> step = jax.jit(lambda x: x @ x)
+    >>> x = jax.ShapeDtypeStruct((1024, 1024), "float32")
+    >>> found = stowax.inspect(step, x, target="v5e-4")
+    >>> print(inspection_text(found, width=80).splitlines()[0])
+    jit__lambda on v5e-4: 8.00 MiB of device memory, 0 hazards
+    """
+    columns = text_width(width)
+    parts = [
+        [*_headline(inspection, columns), "", *_memory(inspection, columns)],
+        facts(_time(inspection.timeline, inspection.flops), columns),
+        _transfers(inspection.transfers, columns),
+        _hazards(inspection.hazards, columns),
+        _small_print(inspection.timeline, columns),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _headline(inspection: Inspection, width: int) -> list[str]:
+    memory = inspection.memory
+    host = (
+        f" and {format_bytes(memory.host.total)} of host" if memory.host.total else ""
+    )
+    return lines_of(
+        f"{inspection.program} on {inspection.target}: "
+        f"{format_bytes(memory.device.total)} of device{host} memory, "
+        f"{count_of(len(inspection.hazards), 'hazard')}",
+        width,
+    )
+
+
+def _memory(inspection: Inspection, width: int) -> list[str]:
+    memory = inspection.memory
+    rows = [_memory_row("device", memory.device), _memory_row("host", memory.host)]
+    headers = ("per device", "arguments", "outputs", "donated", "temporary", "total")
+    return lines_of(table(headers, rows, ("left", *["right"] * 5)), width)
+
+
+def _memory_row(kind: str, use: MemoryUse) -> tuple[str, ...]:
+    figures = (use.argument, use.output, -use.alias, use.temp, use.total)
+    return (kind, *(format_bytes(figure) if figure else "–" for figure in figures))
+
+
+def _time(timeline: Timeline, flops: float) -> Iterable[tuple[str, str]]:
+    origin = "the compiled schedule" if timeline.origin == "simulated" else "a trace"
+    yield (
+        "step",
+        f"{format_seconds(timeline.step_seconds)}, {timeline.origin} from {origin}",
+    )
+    waits = (
+        ("computing", timeline.compute_seconds),
+        ("waiting for the host", timeline.exposed_seconds),
+        ("waiting for other devices", timeline.collective_wait_seconds),
+    )
+    parts = [f"{what} {format_seconds(s)}" for what, s in waits if s]
+    if parts:
+        yield "of which", ", ".join(parts)
+    busy = (
+        ("device to host", timeline.device_to_host_seconds),
+        ("host to device", timeline.host_to_device_seconds),
+        ("collectives", timeline.collective_seconds),
+    )
+    parts = [f"{what} {format_seconds(s)}" for what, s in busy if s]
+    if parts:
+        yield "links busy", ", ".join(parts)
+    if flops:
+        yield "products", f"{flops / 1e12:.4g} TFLOP of matrix products per step"
+
+
+def _transfers(transfers: Sequence[Transfer], width: int) -> list[str]:
+    if not transfers:
+        return ["No copies between device and host."]
+    rows: list[tuple[str, ...]] = []
+    for direction, title in _DIRECTIONS.items():
+        chosen = [t for t in transfers if t.direction == direction]
+        if chosen:
+            rows += _direction_rows(title, chosen, width - 48)
+    headers = ("copies", "per step", "number", "manner", "what")
+    sides = ("left", "right", "right", "left", "left")
+    return lines_of(table(headers, rows, sides), width)
+
+
+def _direction_rows(
+    title: str, transfers: Sequence[Transfer], width: int
+) -> Iterable[tuple[str, ...]]:
+    groups: dict[tuple[str, str], list[Transfer]] = {}
+    for transfer in transfers:
+        manner = "asynchronous" if transfer.asynchronous else "synchronous"
+        groups.setdefault((manner, _what(transfer)), []).append(transfer)
+    ordered = sorted(groups.items(), key=lambda item: -_bytes(item[1]))
+    if len(ordered) > 1:
+        yield _transfer_row(title, transfers, "", "all")
+        title = ""
+    for (manner, what), alike in ordered[:_MOST_TRANSFERS]:
+        yield _transfer_row(title, alike, manner, cut(what, width))
+    rest = [t for _, alike in ordered[_MOST_TRANSFERS:] for t in alike]
+    if rest:
+        yield _transfer_row("", rest, "", "smaller ones")
+
+
+def _transfer_row(
+    title: str, transfers: Sequence[Transfer], manner: str, what: str
+) -> tuple[str, ...]:
+    number = sum(transfer.trips for transfer in transfers)
+    return (title, format_bytes(_bytes(transfers)), f"{number:g} ×", manner, what)
+
+
+def _bytes(transfers: Iterable[Transfer]) -> int:
+    return sum(transfer.total_bytes for transfer in transfers)
+
+
+def _what(transfer: Transfer) -> str:
+    named = transfer.op_name.rpartition("/")[2] or transfer.start
+    source = short_source(transfer.source)
+    return f"{source} ({named})" if source else named
+
+
+def _hazards(hazards: Sequence[Hazard], width: int) -> list[str]:
+    if not hazards:
+        return ["No hazards found."]
+    lines: list[str] = []
+    for kind in dict.fromkeys(hazard.kind for hazard in hazards):
+        alike = [hazard for hazard in hazards if hazard.kind == kind]
+        lines += [""] if lines else []
+        lines.append(f"HAZARD {kind}, {count_of(len(alike), 'place')}")
+        pairs: list[tuple[str, str]] = []
+        for hazard in alike[:_MOST_HAZARDS]:
+            pairs += [("  where", hazard.where), ("  cost", hazard.cost)]
+        if (more := len(alike) - _MOST_HAZARDS) > 0:
+            seconds = format_seconds(sum(h.seconds for h in alike[_MOST_HAZARDS:]))
+            pairs.append(("", f"and {count_of(more, 'place')} more, {seconds}"))
+        for remedy in dict.fromkeys(hazard.remedy for hazard in alike):
+            pairs.append(("  remedy", remedy))
+        lines += facts(pairs, width)
+    return lines
+
+
+def _small_print(timeline: Timeline, width: int) -> list[str]:
+    pairs: list[tuple[str, str]] = []
+    unpriced = sorted(timeline.unpriced, key=lambda item: -item.seconds)
+    for item in unpriced[:_MOST_UNPRICED]:
+        pairs.append(
+            (
+                "not priced",
+                f"{item.what}, {item.count:g} × per step: {item.reason}; taken to cost "
+                f"{format_seconds(item.seconds)}",
+            )
+        )
+    if rest := unpriced[_MOST_UNPRICED:]:
+        seconds = format_seconds(sum(item.seconds for item in rest))
+        pairs.append(("not priced", f"{len(rest)} more, taken to cost {seconds}"))
+    pairs += [("assumed", assumption) for assumption in timeline.assumptions]
+    return facts(pairs, width)

@@ -1,0 +1,121 @@
+"""Tables and paragraphs at a fixed width: the only file that knows rich.
+
+rich is imported inside the functions: `import stowax` does not pay for it. Cells are
+plain text (no markup), because names of values carry brackets (`split[0]`) that markup
+would swallow without a word.
+"""
+
+import io
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+NARROWEST, WIDEST = 60, 160
+"""Narrower than this no table holds together; wider, no line can be followed."""
+
+Align = Literal["left", "right"]
+
+
+def text_width(width: int | None) -> int:
+    """The width to lay text out for: as asked, or the terminal's, within reason.
+
+    >>> text_width(1000)
+    160
+    """
+    wanted = shutil.get_terminal_size((80, 24)).columns if width is None else width
+    return max(NARROWEST, min(WIDEST, wanted))
+
+
+def lines_of(part: Any, width: int) -> list[str]:
+    """The lines that a rich renderable (or text, which is wrapped) fills."""
+    from rich.console import Console
+
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        legacy_windows=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        _environ={},
+    )
+    with console.capture() as capture:
+        console.print(part)
+    return [line.rstrip() for line in capture.get().rstrip("\n").split("\n")]
+
+
+def table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    align: Sequence[Align],
+    *,
+    flexible: int | None = None,
+    indent: int = 0,
+) -> Any:
+    """A rich table without lines around it.
+
+    **Arguments:** `align` has one entry per column; only the column numbered `flexible`
+    may wrap, the others keep their widest cell. A table whose headers are all empty
+    has no header line.
+    """
+    from rich.table import Table
+
+    drawn = Table(
+        box=None,
+        show_header=any(headers),
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        collapse_padding=True,
+    )
+    if indent:
+        drawn.add_column(width=indent - 2 if indent > 2 else 0)
+    for number, (header, side) in enumerate(zip(headers, align, strict=True)):
+        wraps = number == flexible
+        drawn.add_column(
+            header, justify=side, no_wrap=not wraps, overflow="fold", vertical="top"
+        )
+    for row in rows:
+        drawn.add_row(*(["", *row] if indent else row))
+    return drawn
+
+
+def facts(pairs: Iterable[tuple[str, str]], width: int) -> list[str]:
+    """Lines of `name   text`, the text wrapped in a column of its own."""
+    pairs = list(pairs)
+    if not pairs:
+        return []
+    return lines_of(table(("", ""), pairs, ("left", "left"), flexible=1), width)
+
+
+def short_source(source: str) -> str:
+    """`file.py:12` of a whole path; empty stays empty.
+
+    >>> short_source("/home/me/train/model.py:41")
+    'model.py:41'
+    """
+    return os.path.basename(source)
+
+
+def cut(text: str, width: int) -> str:
+    """`text` in at most `width` characters, the end marked where some is missing.
+
+    >>> cut("attention", 5)
+    'atte…'
+    """
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+
+
+def count_of(number: float, noun: str) -> str:
+    """A number with its noun: `1 copy`, `3 copies`.
+
+    >>> count_of(2, "value"), count_of(1, "copy"), count_of(0, "copy")
+    ('2 values', '1 copy', '0 copies')
+    """
+    if number != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:g} {noun}"

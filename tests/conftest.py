@@ -1,0 +1,50 @@
+"""Settings for every test: eight CPU devices, no implicit promotion, no lucky seeds.
+
+All of it has to happen before JAX starts a backend, which is why it stands at the top
+of this file and not in fixtures. `JAX_PLATFORMS=cuda,cpu` from outside runs the same
+tests on an attached GPU; without it they run on the CPU, whatever is attached.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import contextlib
+
+import hypothesis
+import jax
+import pytest
+
+# Also set here: the variable is not read again if something imported jax before us.
+jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+jax.config.update("jax_num_cpu_devices", 8)
+# What promotes silently doubles the bytes silently.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# A deadline would make a test depend on timing. In CI the examples are always the same.
+hypothesis.settings.register_profile(
+    "stowax",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("stowax")
+
+
+@pytest.fixture
+def usual_promotion():
+    """JAX's usual promotion, for models of libraries that rely on it."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.numpy_dtype_promotion("standard"))
+        stack.enter_context(jax.numpy_rank_promotion("allow"))
+        yield
+
+
+def pytest_collection_modifyitems(items):
+    """Skip, and say so, what needs a GPU where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and jax.default_backend() != "gpu":
+        skip = pytest.mark.skip(reason="no attached GPU (JAX_PLATFORMS=cuda,cpu)")
+        for item in marked:
+            item.add_marker(skip)

@@ -1,0 +1,147 @@
+"""Steps run as decisions say, beside the same steps as they are written.
+
+`check` traces a step, makes random decisions for every stack that was found, and compares
+the planned step with the plain one: to the bit without fusion (`jax.disable_jit`), within
+the rounding of the dtype when compiled.
+"""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stowax._apply import StackPlan, apply_decisions
+from stowax._jaxpr import is_float
+from stowax._rewrite import Options
+from stowax._trace import available, store_all, trace_step
+
+
+def recompute_all(stack, body):
+    """Only what cannot be computed again is stored: carried inputs that are read."""
+    return dict.fromkeys(_unreachable(stack, body, ()), "keep")
+
+
+def offload_inputs(stack, body):
+    """The same, in host memory."""
+    return dict.fromkeys(_unreachable(stack, body, ()), "offload")
+
+
+def at_random(seed):
+    """A choice of decisions for every value, whether the backward pass reads it or not."""
+    draw = random.Random(seed)
+
+    def choose(stack, body):
+        at_hand = available(stack, body)
+        stored = {}
+        for number, aval in enumerate(body.forward.avals):
+            if number in at_hand:
+                continue
+            often = 0.5 if number in body.residuals else 0.1
+            if draw.random() < often:
+                stored[number] = draw.choice(["keep", "offload"])
+                if not is_float(aval):
+                    stored[number] = "keep"
+        for number in _unreachable(stack, body, stored):
+            floating = is_float(body.forward.avals[number])
+            stored[number] = draw.choice(["keep", "offload"]) if floating else "keep"
+        return stored
+
+    return choose
+
+
+def _unreachable(stack, body, stored):
+    """Carried inputs and outputs of noticed operations, if the backward pass gets there."""
+    program = body.forward
+    at_hand = available(stack, body) | set(stored)
+    run = program.closure(body.residuals, at_hand)
+    read = {*body.residuals, *(i for k in run for i in program.nodes[k].inputs)}
+    return sorted(n for n in stack.carry_inputs if n in read and n not in at_hand)
+
+
+CHOICES = {
+    "store all": store_all,
+    "recompute all": recompute_all,
+    "offload inputs": offload_inputs,
+}
+
+
+def plans(traced, choose):
+    return {
+        name: StackPlan(
+            fingerprint=found.body.forward.fingerprint,
+            stored=choose(found.stack, found.body),
+        )
+        for name, found in traced.stacks.items()
+    }
+
+
+def planned(step, args, choose, options=None, traced=None):
+    """The step under decisions."""
+    options = options or Options()
+    traced = traced or trace_step(step, args, options)
+    return apply_decisions(step, plans(traced, choose), options)
+
+
+def counts(traced):
+    """How often each stack's body runs, in program order."""
+    return [found.stack.count for found in traced.stacks.values()]
+
+
+def plain(leaf):
+    key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if key else leaf)
+
+
+def assert_same_bits(got, expected):
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for (path, a), b in zip(
+        jax.tree.leaves_with_path(got), jax.tree.leaves(expected), strict=True
+    ):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(
+            plain(a), plain(b), err_msg=jax.tree_util.keystr(path)
+        )
+
+
+def assert_close(got, expected, roundings=256):
+    """Equal up to `roundings` units in the last place of the largest element."""
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for (path, a), b in zip(
+        jax.tree.leaves_with_path(got), jax.tree.leaves(expected), strict=True
+    ):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        where = jax.tree_util.keystr(path)
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            np.testing.assert_array_equal(plain(a), plain(b), err_msg=where)
+            continue
+        a, b = (np.asarray(v, np.float64) for v in (a, b))
+        largest = float(np.max(np.abs(b), initial=0.0))
+        unit = float(jnp.finfo(expected_dtype(got, path)).eps)
+        np.testing.assert_allclose(
+            a, b, rtol=0, atol=roundings * unit * max(largest, 1e-6), err_msg=where
+        )
+
+
+def expected_dtype(tree, path):
+    for other, leaf in jax.tree.leaves_with_path(tree):
+        if other == path:
+            return leaf.dtype
+    raise KeyError(path)
+
+
+def check(step, args, found, *, seeds=(0,), choices=tuple(CHOICES), options=None):
+    """Compares under several decisions; `found` is how often each stack's body runs."""
+    options = options or Options()
+    traced = trace_step(step, args, options)
+    assert counts(traced) == list(found)
+    expected = jax.jit(step)(*args)
+    with jax.disable_jit():
+        unfused = step(*args)
+    chosen = [CHOICES[c] for c in choices] + [at_random(seed) for seed in seeds]
+    for choose in chosen:
+        run = planned(step, args, choose, options, traced)
+        with jax.disable_jit():
+            assert_same_bits(run(*args), unfused)
+    assert_close(run(*args), expected)  # the last decisions, compiled
+    return traced

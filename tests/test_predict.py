@@ -1,0 +1,206 @@
+"""Predicted memory: rules in symbols, and whole steps against the compilers."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from stowax import _mlir, _predict, _target
+
+F32, BF16 = 4, 2
+needs = {
+    "v5p-8": pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None, reason="needs libtpu"
+    ),
+    "h200": pytest.mark.skipif(
+        importlib.util.find_spec("jax_plugins") is None, reason="needs jax's plugin"
+    ),
+}
+
+
+def predict(function, *specs, platform="gpu", **options):
+    traced = jax.jit(function, **options).trace(*specs)
+    lowered = traced.lower(lowering_platforms=("cuda",))
+    graph = _mlir.read_graph(lowered.compiler_ir())
+    return _predict.predict_memory(graph, platform)
+
+
+def spec(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+N = 256
+MATRIX = N * N * F32
+
+
+def test_a_donated_argument_is_the_output():
+    plain = predict(lambda x: x * 2, spec(N, N))
+    donated = predict(lambda x: x * 2, spec(N, N), donate_argnums=0)
+    assert (plain.argument, plain.output, plain.alias) == (MATRIX, MATRIX, 0)
+    assert donated.alias == MATRIX
+    assert plain.temp == donated.temp == 0
+    assert donated.device_total == plain.device_total - MATRIX == MATRIX
+
+
+def test_elementwise_chains_take_no_bytes_products_do():
+    chain = predict(lambda x: jnp.sum(jnp.cos(x * 2) + 1), spec(N, N))
+    assert chain.temp <= 4 * F32
+    product = predict(lambda x: jnp.sum((x @ x) @ x), spec(N, N))
+    assert 2 * MATRIX <= product.temp <= 2 * MATRIX + 4 * F32
+
+
+@pytest.mark.parametrize("layers", [4, 32])
+def test_a_loop_works_in_place_and_its_stack_is_one_buffer(layers):
+    def stacked(x):
+        def body(carry, _):
+            carry = carry + 1
+            return carry, carry
+
+        _, stack = jax.lax.scan(body, x, None, length=layers)
+        return jnp.sum(stack[::-1] @ x)
+
+    result = predict(stacked, spec(N, N))
+    # The carry, the stack, its reversal and the product with it, and nothing per layer.
+    assert result.temp >= 2 * layers * MATRIX
+    assert result.temp <= (3 * layers + 2) * MATRIX
+
+
+def test_a_loop_does_not_grow_with_its_length():
+    def looped(x, length):
+        return jax.lax.fori_loop(0, length, lambda _, y: jnp.sin(y) + 1, x)
+
+    few, many = (predict(lambda x, n=n: looped(x, n), spec(N, N)) for n in (2, 2000))
+    assert few.device_total == many.device_total
+
+
+def test_the_dearer_branch_counts():
+    def branch(flag, x):
+        return jax.lax.cond(flag, lambda y: (y @ y) @ y, lambda y: y, x)
+
+    flag = jax.ShapeDtypeStruct((), jnp.bool_)
+    both = predict(branch, flag, spec(N, N))
+    assert both.temp >= MATRIX  # the first product; the second is the output
+
+
+def test_what_is_offloaded_counts_on_the_host():
+    mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
+    sharding = NamedSharding(mesh, PartitionSpec())
+    layers = 8
+
+    def step(x, to_host):
+        def body(carry, _):
+            kept = carry @ carry
+            if to_host:
+                kept = jax.device_put(kept, jax.memory.Space.Host)
+            return carry + 1, kept
+
+        last, stack = jax.lax.scan(body, x, None, length=layers)
+
+        def back(carry, kept):
+            kept = jax.device_put(kept, jax.memory.Space.Device)
+            return carry @ kept, None
+
+        return jnp.sum(jax.lax.scan(back, last, stack)[0])
+
+    x = jax.ShapeDtypeStruct((N, N), jnp.float32, sharding=sharding)
+    on_device = predict(lambda x: step(x, False), x)
+    offloaded = predict(lambda x: step(x, True), x)
+    assert on_device.host_total == 0
+    assert offloaded.host_total == layers * MATRIX
+    assert on_device.device_total - offloaded.device_total >= (layers - 2) * MATRIX
+
+
+def test_the_peak_is_named():
+    def step(x):
+        with jax.named_scope("small"):
+            y = x[:2] @ x
+        with jax.named_scope("large"):
+            z = x @ x
+        return jnp.sum(z @ z) + jnp.sum(y)
+
+    result = predict(step, spec(N, N))
+    assert "dot_general" in result.peak_at
+    assert any("large" in label for label, _ in result.profile)
+    assert max(count for _, count in result.profile) == result.temp
+
+
+# --- against the compilers ----------------------------------------------------------
+
+LAYERS, WIDTH, TOKENS = 3, 512, 65536
+
+
+def layer(x, weights):
+    up, down = (w.astype(x.dtype) for w in weights)
+    return x + jax.nn.gelu(x @ up) @ down
+
+
+def loss(weights, x, remat, stacked):
+    one = jax.checkpoint(layer) if remat else layer
+    if stacked:
+        x = jax.lax.scan(lambda x, w: (one(x, w), None), x, weights)[0]
+    else:
+        for pair in weights:
+            x = one(x, pair)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def training_step(remat, stacked):
+    def step(state, x):
+        weights, momentum = state
+        grads = jax.grad(loss)(weights, x, remat, stacked)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        weights = jax.tree.map(lambda w, m: w - 0.1 * m, weights, momentum)
+        return weights, momentum
+
+    return jax.jit(step, donate_argnums=0)
+
+
+STEPS = [
+    *(("h200", stacked, remat) for stacked in (True, False) for remat in (True, False)),
+    ("v5p-8", True, False),
+    ("v5p-8", False, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "stacked", "remat"),
+    [
+        pytest.param(
+            *case,
+            marks=needs[case[0]],
+            id=f"{case[0]}-{'scan' if case[1] else 'loop'}"
+            f"-{'recompute' if case[2] else 'store'}",
+        )
+        for case in STEPS
+    ],
+)
+def test_within_a_quarter_of_what_is_compiled(name, stacked, remat, usual_promotion):
+    target = _target.target(name)
+    sharding = NamedSharding(
+        Mesh(np.array(target.devices[:1]), ("x",)), PartitionSpec()
+    )
+    shapes = (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)
+    lead = (LAYERS,) if stacked else ()
+    weights = [
+        jax.ShapeDtypeStruct((*lead, *shape), jnp.float32, sharding=sharding)
+        for shape in shapes
+    ]
+    if not stacked:
+        weights = [weights] * LAYERS
+    x = jax.ShapeDtypeStruct((TOKENS, WIDTH), jnp.bfloat16, sharding=sharding)
+    lowered = target.lower(training_step(remat, stacked), (weights, weights), x)
+    graph = _mlir.read_graph(lowered.compiler_ir())
+    platform = "tpu" if name == "v5p-8" else "gpu"
+    predicted = _predict.predict_memory(graph, platform)
+    figures = lowered.compile().memory_analysis()
+    compiled = (
+        figures.argument_size_in_bytes
+        + figures.output_size_in_bytes
+        - figures.alias_size_in_bytes
+        + figures.temp_size_in_bytes
+    )
+    assert predicted.argument == pytest.approx(figures.argument_size_in_bytes, rel=0.01)
+    assert predicted.device_total == pytest.approx(compiled, rel=0.25)

@@ -130,8 +130,13 @@ def expected_dtype(tree, path):
     raise KeyError(path)
 
 
-def check(step, args, found, *, seeds=(0,), choices=tuple(CHOICES), options=None):
-    """Compares under several decisions; `found` is how often each stack's body runs."""
+def check(
+    step, args, found, *, seeds=(0,), choices=tuple(CHOICES), options=None, exact=True
+):
+    """Compares under several decisions; `found` is how often each stack's body runs.
+
+    `exact` is false where the order in which plain JAX adds cotangents cannot be kept.
+    """
     options = options or Options()
     traced = trace_step(step, args, options)
     assert counts(traced) == list(found)
@@ -142,6 +147,6 @@ def check(step, args, found, *, seeds=(0,), choices=tuple(CHOICES), options=None
     for choose in chosen:
         run = planned(step, args, choose, options, traced)
         with jax.disable_jit():
-            assert_same_bits(run(*args), unfused)
+            (assert_same_bits if exact else assert_close)(run(*args), unfused)
     assert_close(run(*args), expected)  # the last decisions, compiled
     return traced

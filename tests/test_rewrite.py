@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from planned_steps import check
+from planned_steps import assert_same_bits, at_random, check, planned
 from stowax._mark import stow
 from stowax._rewrite import Options
 
@@ -125,7 +125,7 @@ def test_one_loss_differentiated_in_two_ways():
             jax.grad(loss, argnums=1)(weights, x),
         )
 
-    check(step, (WEIGHTS, X), [LAYERS])
+    check(step, (WEIGHTS, X), [LAYERS, LAYERS])
 
 
 def test_a_marked_function_that_is_also_evaluated():
@@ -207,7 +207,8 @@ def test_a_gradient_of_a_gradient():
 
         return jax.value_and_grad(penalty)(weights, x)
 
-    check(step, (WEIGHTS, X), [LAYERS])
+    # The outer gradient is that of our backward pass, which adds in an order of its own.
+    check(step, (WEIGHTS, X), [LAYERS], exact=False)
 
 
 def test_a_marked_part_of_the_loss():
@@ -414,7 +415,8 @@ def test_the_layers_input_is_read_again_after_them(unrolled):
         return jnp.mean(x * run_layers(layer, x, weights["layers"], unrolled=unrolled))
 
     weights = {"into": WEIGHTS["w"][0], "layers": WEIGHTS}
-    check(gradient_step(loss), (weights, X), [LAYERS])
+    # The stack hands out one cotangent of its input; plain JAX adds its parts singly.
+    check(gradient_step(loss), (weights, X), [LAYERS], exact=False)
 
 
 def test_integers_per_layer():
@@ -439,15 +441,11 @@ def test_half_precision_layers_with_single_precision_weights(unrolled):
         x = run_layers(body, x.astype(jnp.bfloat16), weights, unrolled=unrolled)
         return jnp.mean(x.astype(jnp.float32))
 
-    traced = None
-    from planned_steps import at_random, planned  # noqa: PLC0415
-
+    # Compiled, XLA may leave out roundings to half precision: only the bits compare.
     step = gradient_step(loss)
     with jax.disable_jit():
         expected = step(WEIGHTS, X)
         got = planned(step, (WEIGHTS, X), at_random(0))(WEIGHTS, X)
-    from planned_steps import assert_same_bits  # noqa: PLC0415
-
     assert_same_bits(got, expected)
 
 

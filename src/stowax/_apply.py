@@ -77,3 +77,14 @@ def apply_decisions(
             return step(*args, **kwargs)
 
     return jit(planned)
+
+
+def attach_options(jitted: Any, compiler_options: Mapping[str, Any]) -> Any:
+    """`jitted`, with options that only `Target.compile` reads.
+
+    A plan for a machine that is not there is compiled for it by `Target.compile`, and may
+    be called on the attached one to check its numbers: that compiler would refuse options
+    of the other.
+    """
+    jitted.stowax_compiler_options = dict(compiler_options)
+    return jitted

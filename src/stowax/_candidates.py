@@ -9,7 +9,7 @@ their bytes say (and some TPU copies refuse them).
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _jax
@@ -19,8 +19,6 @@ from ._trace import TracedStack, available
 
 OFFLOAD_LEAST_BYTES = 1 << 20
 """Below this a copy's fixed cost dominates; assumed, not measured."""
-
-_ALIASES = frozenset({"reshape", "squeeze", "expand_dims", "name", "copy"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +45,13 @@ def make_body(
     traced: TracedStack,
     placements: Mapping[int, Placement],
     costs: BodyCosts,
-    allow: Callable[[Value], frozenset[Decision]],
     *,
     can_offload: bool,
     points: tuple[Point, ...],
 ) -> Body:
     """The planner's record of one stack.
 
-    **Arguments:** `placements` per value number (missing: whole on every device);
-    `allow` narrows the decisions of a value (the user's pins).
+    **Arguments:** `placements` per value number (missing: whole on every device).
     """
     stack, program = traced.stack, traced.body.forward
     at_hand = available(stack, traced.body)
@@ -86,7 +82,7 @@ def make_body(
             needed=index in needed,
             allowed=frozenset(allowed),
         )
-        values.append(dataclasses.replace(value, allowed=allow(value)))
+        values.append(value)
     operations = tuple(
         Operation(
             index=k,

@@ -1,52 +1,33 @@
 """The `stowax` command: plan, inspect, targets, demo.
 
-The result goes to stdout and everything else to stderr, so that `stowax plan ... --json`
-can be piped: while the user's file runs and the solver works, file descriptor 1 itself
-points to stderr, because compilers and solvers print from C. Exit codes: 0 fine, 1 ran
-and found a problem (the plan does not fit, the program has hazards), 2 could not run.
+The result goes to stdout and everything else to stderr, so that `--json` can be piped:
+while the user's file runs and the solver works, file descriptor 1 itself points to
+stderr, because compilers and solvers print from C. Exit codes: 0 fine, 1 ran and found
+a problem (the plan does not fit, the program has hazards), 2 could not run.
 
 Finding the user's function, and saying what went wrong in it, is `_user_file`'s work.
 """
 
-import contextlib
 import functools
+import io
 import json
 import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import click
 
 from ._errors import ArgumentError, StowaxError
 from ._stages import DECISIONS
-from ._user_file import UserFileError, load_step, where_it_failed
+from ._streams import only_result_on_stdout, use_cpu_where_nothing_else_is
+from ._user_file import load_step, where_it_failed
 
 FINE, FOUND, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 88}
-
-
-@contextlib.contextmanager
-def _only_result_on_stdout() -> Iterator[None]:
-    """Sends everything that is printed meanwhile, from C too, to stderr."""
-    sys.stdout.flush()
-    try:
-        saved = os.dup(1)
-    except OSError:  # no stdout at all: nothing to keep clean
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-        return
-    try:
-        os.dup2(2, 1)
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(saved, 1)
-        os.close(saved)
 
 
 def _progress() -> Callable[[str], None]:
@@ -74,9 +55,10 @@ def _command(run: Callable[..., int]) -> Callable[..., None]:
     )
     @functools.wraps(run)
     def guarded(*args: Any, whole: bool, **options: Any) -> None:
+        use_cpu_where_nothing_else_is()
         try:
             code = run(*args, **options)
-        except (UserFileError, StowaxError) as error:
+        except StowaxError as error:
             _fail(_named_as_typed(error), error, whole)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
@@ -91,7 +73,7 @@ def _command(run: Callable[..., int]) -> Callable[..., None]:
     return guarded
 
 
-def _named_as_typed(error: StowaxError | UserFileError) -> str:
+def _named_as_typed(error: StowaxError) -> str:
     """The message, the argument named as it is typed here: `--host-budget`."""
     options = ("budget", "host_budget", "target", "pin", "forbid")
     if isinstance(error, ArgumentError) and error.argument in options:
@@ -116,10 +98,10 @@ def main() -> None:
     training step, and a tuple of its arguments, arrays or jax.ShapeDtypeStruct.
 
     Exit code: 0 fine, 1 ran and found a problem, 2 could not run.
-    """
+    """  # noqa: D301
     for stream in (sys.stdout, sys.stderr):
         # A terminal that has no × shows ? instead of a traceback.
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
@@ -131,8 +113,8 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
             raise ArgumentError(
                 "--pin",
                 repr(text),
-                f"Write PATTERN=DECISION, such as '*attention*=keep'; DECISION is one of "
-                f"{', '.join(DECISIONS)}.",
+                "Write PATTERN=DECISION, such as '*attention*=keep'; DECISION is one "
+                f"of {', '.join(DECISIONS)}.",
             )
         pins[pattern] = decision
     return pins or None
@@ -158,7 +140,7 @@ _target_option = click.option(
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@main.command()
+@main.command(short_help="Decide what is kept, offloaded and recomputed.")
 @_function
 @click.option(
     "--budget", metavar="BYTES", help="Device memory per device, such as 16GiB."
@@ -170,7 +152,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
     "pins",
     multiple=True,
     metavar="PATTERN=DECISION",
-    help="Fix the decision for matching values, such as '*attention*=keep'. Repeatable.",
+    help="Decide for matching values, such as '*attention*=keep'. Repeatable.",
 )
 @click.option(
     "--forbid",
@@ -207,13 +189,13 @@ def plan(
       stowax plan train.py:make --target v5p-8 -o plan.json
       stowax plan train.py:make --target h200 --budget 80GiB --host-budget 200GiB
       stowax plan train.py:make --pin '*attention*=keep' --forbid recompute --json
-    """
+    """  # noqa: D301
     import stowax
 
     pinned = _pins(pins)
     if output is not None:
         _check_writable(output)
-    with _only_result_on_stdout():
+    with only_result_on_stdout():
         step, args = load_step(where)
         made = stowax.plan(
             step,
@@ -234,7 +216,7 @@ def plan(
     return FINE if made.fits else FOUND
 
 
-@main.command()
+@main.command(short_help="Show what a compiled step really does.")
 @_function
 @click.argument("plan_path", metavar="[PLAN.json]", required=False)
 @_target_option
@@ -253,13 +235,13 @@ def inspect(
       stowax inspect train.py:make --target v5p-8
       stowax inspect train.py:make plan.json
       stowax inspect train.py:make plan.json --json
-    """
+    """  # noqa: D301
     import jax
 
     import stowax
     from stowax.report import inspection_text
 
-    with _only_result_on_stdout():
+    with only_result_on_stdout():
         made = None if plan_path is None else stowax.load_plan(plan_path)
         step, args = load_step(where)
         if made is not None:
@@ -274,7 +256,7 @@ def inspect(
     return FOUND if found.hazards else FINE
 
 
-@main.command()
+@main.command(short_help="List the machines that can be planned for.")
 @click.argument("name", required=False)
 @_json_option
 @_command
@@ -288,11 +270,11 @@ def targets(name: str | None, as_json: bool) -> int:
       stowax targets
       stowax targets v5p-8
       stowax targets --json
-    """
+    """  # noqa: D301
     from ._target import targets_table
     from .report import target_text, targets_text
 
-    with _only_result_on_stdout():
+    with only_result_on_stdout():
         rows = targets_table()
         if name is not None:
             rows = [row for row in rows if name in row.names] or _no_target(name, rows)
@@ -329,18 +311,18 @@ def _row_as_json(row: Any) -> dict[str, Any]:
     }
 
 
-@main.command()
+@main.command(short_help="Train and plan a small GPT.")
 @_command
 def demo() -> int:
     """Train a small GPT plain and under a plan, then plan a large one.
 
-    Takes under four minutes on two cores. Planning for the TPU and the GPU needs the
-    extras [tpu] and [cuda], training needs [demo]; what is missing is skipped and named.
+    Takes under four minutes on two cores. It needs the extra [demo]; planning for the
+    TPU and the GPU needs [tpu] and [cuda], and is skipped, and said so, without.
 
     \b
     Example:
       stowax demo
-    """
+    """  # noqa: D301
     from ._demo import run_demo
 
     return run_demo(click.echo, _progress())

@@ -1,11 +1,11 @@
 """A lowered graph as one nest of blocks: calls inlined, names resolved, memories known.
 
 What the memory walk of `_predict` wants to see is what XLA sees after its first passes:
-no calls, no values that are other values under a new name (reshapes, barriers, arguments
-that a loop hands on unchanged), nothing that nobody reads. And every value in one memory:
-the program only says where a value is *placed*; that the buffer it is stacked in, the loop
-that carries it and the slice taken from it are then in host memory too follows from the
-data flow, here as in XLA.
+no calls, no values that are other values under a new name (reshapes, barriers,
+arguments that a loop hands on unchanged), nothing that nobody reads. And every value in
+one memory: the program only says where a value is *placed*; that the buffer it is
+stacked in, the loop that carries it and the slice taken from it are then in host memory
+too follows from the data flow, here as in XLA.
 """
 
 import dataclasses
@@ -23,6 +23,12 @@ _CALLS = {"func.call", "sdy.named_computation"}
 _LOOPS = {"stablehlo.while"}
 _BRANCHES = {"stablehlo.case", "stablehlo.if"}
 _PURE_ANNOTATIONS = {"Sharding", "annotate_device_placement"}
+_MEMORY_OF_OPERAND = {
+    "stablehlo.dynamic_slice",
+    "stablehlo.slice",
+    "stablehlo.reshape",
+    "stablehlo.transpose",
+}
 # Must run although nobody reads a result.
 _EFFECTS = ("stablehlo.send", "stablehlo.recv", "stablehlo.outfeed", "stablehlo.infeed")
 
@@ -73,7 +79,7 @@ def reads(node: Node) -> Iterator[int]:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Flat:
-    """The nest: entry block, value by number, and the numbers that are in host memory."""
+    """The nest: entry block, values by number, and which of them are on the host."""
 
     entry: Block
     values: dict[int, TensorValue]
@@ -116,7 +122,7 @@ class _Flattener:
         return number
 
     def block(self, region: Region, names: dict[int, int]) -> Block:
-        """`names` maps numbers of the graph to numbers of the nest, for outer values."""
+        """`names` maps the graph's numbers of outer values to those of the nest."""
         names = dict(names)
         arguments = []
         for value in region.arguments:
@@ -265,9 +271,7 @@ class _Flattener:
         """Remembers which values of an operation must be in the same memory."""
         if name == "stablehlo.dynamic_update_slice":
             self.together += [(operands[0], results[0]), (operands[1], results[0])]
-        elif name in ("stablehlo.dynamic_slice", "stablehlo.slice"):
-            self.together.append((operands[0], results[0]))
-        elif name in ("stablehlo.reshape", "stablehlo.transpose"):
+        elif name in _MEMORY_OF_OPERAND:
             self.together.append((operands[0], results[0]))
         elif name == "stablehlo.broadcast_in_dim":
             # Only one that adds dimensions of size 1 is a change of shape.
@@ -304,7 +308,8 @@ def _drop_unread(block: Block) -> None:
 def _in_host_memory(graph: Graph, entry: Block, flattener: _Flattener) -> set[int]:
     """Numbers of what is in host memory: whatever shares a buffer with what is placed.
 
-    Constants are in every memory: the zeros that two stacks start from do not bind them.
+    Constants are in every memory: the zeros that two stacks start from do not bind
+    them.
     """
     constant = set(_constants(entry))
     parent = {n: n for n in flattener.values}

@@ -23,6 +23,7 @@ from jax._src import core as _core
 from jax._src import hardware_utils as _hardware_utils
 from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import pxla as _pxla
 from jax.experimental import mesh_utils as _mesh_utils
 from jax.experimental import topologies as _topologies
@@ -119,6 +120,11 @@ def scan_counts(equation: Any) -> tuple[int, int]:
 def is_tracer(value: Any) -> bool:
     """Whether `value` belongs to a trace under way."""
     return isinstance(value, jax.core.Tracer)
+
+
+def under_vmap() -> bool:
+    """Whether the innermost transformation under way is `jax.vmap` (JAX 0.10 to 0.12)."""
+    return isinstance(_core.trace_ctx.trace, _batching.BatchTrace)
 
 
 def has_effects(equation: Any) -> bool:

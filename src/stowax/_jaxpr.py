@@ -29,6 +29,17 @@ def is_checkpoint(equation: Any) -> bool:
     return equation.primitive.name in _REMAT
 
 
+def holds_loop(equation: Any) -> bool:
+    """Whether a scan stands in the equation's call, not inside of anything else."""
+    inner = _inner(equation)
+    if inner is None:
+        return False
+    return any(
+        e.primitive.name == "scan" and e.params["length"] > 1 or holds_loop(e)
+        for e in _jax.open_jaxpr(inner).eqns
+    )
+
+
 def _inner(equation: Any) -> Any | None:
     if equation.primitive.name in _CALLS | _REMAT:
         params = equation.params

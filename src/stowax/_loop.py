@@ -22,8 +22,11 @@ MOST_COMPILES = 4
 _SETTLING_ROUNDS = 6
 _SLACK = (0.002, 0.008, 0.02, 0.04)
 """Part of the budget left free in each round: more after each program that was too big."""
-_WORTH_ANOTHER_COMPILE = 0.01
-"""A part of the step's time (or of the budget) below which another compile cannot pay."""
+_WORTH_ANOTHER_COMPILE = 0.005
+"""Part of the step's time below which a gain does not pay for another compile."""
+
+_WORTH_FILLING = 0.03
+"""Part of the budget that a plan may leave unused without being tried again."""
 
 Say = Callable[[str], None]
 
@@ -87,6 +90,27 @@ class Search:
 
     def _fits(self, attempt: Attempt) -> bool:
         return attempt.fits(self.budget, self.host_budget)
+
+    def smallest_budget(self) -> int:
+        """Device bytes below which no plan is known to fit.
+
+        What was compiled counts; else the planner's smallest plan, with what the compiler
+        has needed beyond the predictions so far, and the slack of a first round.
+        """
+        compiled = [
+            a.measured.compiled_bytes
+            for a in self.attempts
+            if a.measured.host_bytes <= self.host_budget
+        ]
+        known = min(compiled, default=self.survey.reserved_bytes)
+        if not self.survey.bodies:
+            return known
+        found = self._smallest()
+        _, prediction = predict(
+            self.survey, self.survey.jitted(self.survey.stack_plans(found.decisions))
+        )
+        expected = prediction.device_total + max(0, self.excess)
+        return min(known, int(expected * (1 + _SLACK[1])))
 
     # --- the step as it is ----------------------------------------------------------
 
@@ -160,7 +184,7 @@ class Search:
 
     def _room_left(self, attempt: Attempt) -> bool:
         unused = self.budget - attempt.measured.compiled_bytes
-        return unused > _WORTH_ANOTHER_COMPILE * self.budget
+        return unused > _WORTH_FILLING * self.budget
 
     def _solve(self, problem: Problem) -> Solution:
         started = time.perf_counter()

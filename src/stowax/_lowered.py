@@ -1,11 +1,11 @@
 """A lowered program as plain records: what is computed, of which size, in which memory.
 
 `_mlir.read_graph` fills them from the StableHLO that JAX lowers to, after Shardy has
-propagated the shardings; `_predict` walks them. No MLIR and no JAX in here: the walk can be
-tested on graphs written by hand.
+propagated the shardings; `_predict` walks them. No MLIR and no JAX in here: the walk
+can be tested on graphs written by hand.
 
-A global shape says nothing about the bytes of a device: every value carries the mesh axes
-that split each of its dimensions. What has no axes is whole on every device.
+A global shape says nothing about the bytes of a device: every value carries the mesh
+axes that split each of its dimensions. What has no axes is whole on every device.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ class TensorValue:
     """One array of the program.
 
     `number` is unique in the graph. `shape` is global; `axes` has the names of the mesh
-    axes that split each dimension, `splits` into how many parts that is. `memory` is set
-    where the program says it (arguments, results, placements), else `None`.
+    axes that split each dimension, `splits` into how many parts that is. `memory` is
+    set where the program says it (arguments, results, placements), else `None`.
     """
 
     number: int
@@ -64,11 +64,11 @@ class TensorValue:
 class TensorOperation:
     """One operation; `operands` are value numbers.
 
-    `scope` is JAX's name stack (`jit(f)/while/body/my_scope/dot_general`), from the root
-    of the function it stands in. `target` is the callee of a call, the target of a custom
-    call. `dimensions` holds, for `dot_general`, the batching dimensions of left and right
-    and the contracting dimensions of left and right; for a transpose, broadcast or reduce
-    its dimensions.
+    `scope` is JAX's name stack (`jit(f)/while/body/my_scope/dot_general`), from the
+    root of the function it stands in. `target` is the callee of a call, the target of a
+    custom call. `dimensions` holds, for `dot_general`, the batching dimensions of left
+    and right and the contracting dimensions of left and right; for a transpose,
+    broadcast or reduce its dimensions.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Region:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Donation:
-    """That an argument's buffer may be used again; `output` is `None` for any output."""
+    """An argument whose buffer an output may have; `output` is `None` for any."""
 
     argument: int
     output: int | None
@@ -102,8 +102,8 @@ class Graph:
     """A lowered program. `functions["main"]` is the entry.
 
     `result_memory` has one entry per output of the entry. `axis_sizes` are the mesh's.
-    `propagated` is false where Shardy could not run: values without a given sharding then
-    count as whole on every device.
+    `propagated` is false where Shardy could not run: values without a given sharding
+    then count as whole on every device.
     """
 
     functions: Mapping[str, Region]
@@ -129,7 +129,7 @@ class ScopedSharding:
 
 
 def walk(region: Region) -> Iterator[TensorOperation]:
-    """Every operation of the region and of the regions inside; an operation comes last."""
+    """Every operation, those of inner regions before the one they belong to."""
     for operation in region.operations:
         for inner in operation.regions:
             yield from walk(inner)
@@ -143,8 +143,8 @@ def shards_by_scope(
 
     A scope's value is result number `result` of the last operation that stands in it:
     JAX lowers one operation to several, the last of which has the result. Scopes within
-    loop bodies and called functions are found; what the backward pass derived from a scope
-    (its name stack has `transpose(`) is passed over unless there is nothing else.
+    loop bodies and called functions are found; what the backward pass derived from a
+    scope (its name stack has `transpose(`) is passed over unless there is nothing else.
 
     **Arguments:** `prefix` is the beginning of one component of the name stack, such as
     `"stowax.value.0."`. **Returns:** scope name → sharding.

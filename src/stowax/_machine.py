@@ -132,7 +132,8 @@ class Target:
         >>> program.memory_analysis().host_argument_size_in_bytes
         4096
         """
-        return self.lower(jitted, *specs).compile(compiler_options)
+        own = getattr(jitted, "stowax_compiler_options", {})
+        return self.lower(jitted, *specs).compile({**own, **(compiler_options or {})})
 
 
 def make_target(

@@ -1,8 +1,9 @@
 """Reading the StableHLO that JAX lowers to; the only user of MLIR's Python bindings.
 
 `read_graph(module)` copies the module, lets Shardy propagate the shardings in the copy
-(milliseconds; the compiler would do the same first thing) and writes down what `_lowered`
-has records for. The module itself stays as it was: it is still to be compiled.
+(milliseconds; the compiler would do the same first thing) and writes down what
+`_lowered` has records for. The module itself stays as it was: it is still to be
+compiled.
 
 The bindings (`jaxlib.mlir`) are private to JAX. Served: JAX 0.10 to 0.12.
 """
@@ -114,7 +115,7 @@ def _memory(kind: str | None) -> Memory | None:
 
 @functools.lru_cache(maxsize=4096)
 def _tensor_type(text: str) -> tuple[tuple[int, ...], str, int]:
-    """Shape, dtype, bytes per item of a type as MLIR prints it; tokens take no bytes."""
+    """Shape, dtype, bytes per item of a type as MLIR prints it; a token has none."""
     match = re.fullmatch(r"tensor<((?:\d+x)*)([^,]+?)(?:, .*)?>", text)
     if match is None:
         return (), text, 0
@@ -227,7 +228,7 @@ class _Reader:
             for result, sharding in zip(op.results, shardings, strict=True)
         )
         regions = tuple(
-            self.region(region, _loop_argument(self, op)) for region in op.regions
+            self.region(region, _loop_argument(op)) for region in op.regions
         )
         return TensorOperation(
             name=name,
@@ -330,7 +331,7 @@ def _dimensions(op: Any) -> tuple[tuple[int, ...], ...]:
     return ()
 
 
-def _loop_argument(reader: _Reader, op: Any) -> Callable[[int], Any] | None:
+def _loop_argument(op: Any) -> Callable[[int], Any] | None:
     """Arguments of a loop's regions are sharded as its results are."""
     if op.name != "stablehlo.while" or "sdy.sharding" not in op.attributes:
         return None

@@ -16,51 +16,49 @@ An NNX module that the function reads from its surroundings, instead of getting 
 argument, must not change in the call; NNX says so (`TraceContextError`).
 """
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
-Function = Callable[[], Any]
+Pure = Callable[[], Any]
 Finish = Callable[[Any], Any]
 
 
-def _unchanged(out: Any) -> Any:
-    return out
-
-
+@contextlib.contextmanager
 def without_objects(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Function, Finish]:
+) -> Iterator[tuple[Pure, Finish]]:
     """`function(*args, **kwargs)` as a function that changes no object outside of it.
 
-    **Returns:** the pure function, whose result holds arrays and plain leaves only, and
+    **Yields:** the pure function, whose result holds arrays and plain leaves only, and
     what turns that result (or the same structure with other arrays) into the result of
-    the call, writing the objects' new state on the way.
+    the call, writing the objects' new state on the way. Both belong inside the block.
     """
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
-        return lambda: function(*args, **kwargs), _unchanged
-
-    def is_object(leaf: Any) -> bool:
-        return isinstance(leaf, nnx.Pytree | nnx.Variable)
-
-    return _pure(nnx, is_object, function, args, kwargs)
+        yield lambda: function(*args, **kwargs), lambda out: out
+        return
+    kinds = (nnx.Pytree, nnx.Variable)
+    tag = object()
+    with nnx.update_context(tag):
+        yield _pure(
+            nnx, tag, lambda leaf: isinstance(leaf, kinds), function, args, kwargs
+        )
 
 
 def _pure(
     nnx: Any,
+    tag: object,
     is_object: Callable[[Any], bool],
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[Function, Finish]:
+) -> tuple[Pure, Finish]:
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_object)
     objects = tuple(leaf for leaf in leaves if is_object(leaf))
-    tag = object()
-    context = nnx.update_context(tag)
-    context.__enter__()
     with nnx.split_context(tag) as split:
         definition, state = split.split(objects)
     seen: dict[str, Any] = {}
@@ -81,7 +79,6 @@ def _pure(
         results, state_after = out
         with nnx.merge_context(tag, False) as merge:
             _, made = merge.merge(seen["definition"], state_after)
-        context.__exit__(None, None, None)
         made = iter(made)
         leaves = [next(made) if r is None else r[0] for r in results]
         return jax.tree.unflatten(seen["structure"], leaves)

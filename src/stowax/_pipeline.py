@@ -137,16 +137,27 @@ def run_stack(
         body = linearize_body(
             stack.body, active, (split[0], stack.carry_count), keep_checkpoint
         )
-        return _forward(stack, body, choose(stack, body), label, *values)
+        mine = _for_inputs(stack, body.active_inputs)
+        return _forward(mine, body, choose(mine, body), label, *values)
 
     def backward(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
         static, *arrays = residuals
-        body, stored = static.value
-        grads = _backward(stack, body, stored, arrays, cotangents)
+        mine, body, stored = static.value
+        grads = _backward(mine, body, stored, arrays, cotangents)
         return parts(grads)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run(list(consts), list(carry), [_as_sequence(stack, x) for x in per_layer])
+
+
+def _for_inputs(stack: Stack, active_inputs: Sequence[int]) -> Stack:
+    """The stack under a name that says which inputs are differentiated.
+
+    A loss may be differentiated by its weights here and by its inputs there: the bodies
+    differ, and a plan has decisions for each.
+    """
+    inputs = sum(1 << i for i in active_inputs)
+    return dataclasses.replace(stack, name=f"{stack.name}-{inputs:x}")
 
 
 def _is_primal(leaf: Any) -> bool:
@@ -225,7 +236,7 @@ def _forward(
         stack, step, init, _scanned(stack, per_layer)
     )
     residuals = (
-        _Static((body, dict(stored))),
+        _Static((stack, body, dict(stored))),
         list(consts),
         list(per_layer),
         kept,

@@ -91,6 +91,7 @@ class ArgumentRecord:
     shape: tuple[int, ...]
     dtype: str
     role: Role
+    memory_kind: str = "device"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

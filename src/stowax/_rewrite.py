@@ -3,7 +3,7 @@
 While a plan is made or applied, calls of marked functions come here (`_mark.handling`).
 The function is traced to a jaxpr; its scans and the repeating blocks of its unrolled loops
 become `Stack`s, which run through `_pipeline.run_stack`; everything else runs as written,
-`jax.checkpoint` calls outside of the stacks included.
+`jax.checkpoint` calls without a loop inside included.
 
 A call is known by the digest of its program, not by its place in the step: a loss that is
 traced twice (gradient accumulation under a scan, say) is one call with one set of stacks.
@@ -15,10 +15,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from . import _jax
-from ._jaxpr import Program, bind, evaluate, inline, spec_of, trace
+from ._calls import Call, name_of, trace_call
+from ._jaxpr import Program, bind, evaluate, spec_of, trace
+from ._objects import without_objects
 from ._pipeline import Choose, Stack, run_stack
 from ._repeats import Repeat, find_repeats
 
@@ -31,21 +31,6 @@ class Options:
 
     keep_checkpoint: bool = False
     roll: bool = True
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A marked function as it was traced: its program, and where its inputs came from."""
-
-    name: str
-    program: Program
-    inputs: tuple[Any, ...]
-    assemble: Callable[[Sequence[Any]], Any]
-
-    @property
-    def key(self) -> str:
-        """What a plan knows this call by."""
-        return self.program.fingerprint
 
 
 class Rewriter:
@@ -71,41 +56,18 @@ class Rewriter:
     def __call__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        call = trace_call(function, args, kwargs)
+        with without_objects(function, args, kwargs) as (pure, finish):
+            call = trace_call(
+                pure, name_of(function), keep_checkpoint=self.options.keep_checkpoint
+            )
+            out = call.map_batch(self.run) if _jax.under_vmap() else self.run(call)
+            return finish(call.assemble(out))
+
+    def run(self, call: Call) -> list[Any]:
+        """The outputs of a call, its stacks run as `choose` says."""
         self.calls[call.key] = call.name
         inputs = self.prepare(call)
-        out = run_call(
-            call, inputs, self.choose, self.options, label=self.label
-        )
-        return call.assemble(out)
-
-
-def trace_call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Call:
-    """Traces `function(*args, **kwargs)`; whatever it reads from outside is an input."""
-    seen: dict[str, Any] = {}
-
-    def nullary() -> list[Any]:
-        leaves, seen["structure"] = jax.tree.flatten(function(*args, **kwargs))
-        seen["static"] = [None if _is_array(leaf) else leaf for leaf in leaves]
-        return [leaf for leaf in leaves if _is_array(leaf)]
-
-    jaxpr = inline(trace(nullary), keep_checkpoint=lambda equation: True)
-    consts = tuple(_jax.consts_of(jaxpr))
-    program = Program(jaxpr)
-
-    def assemble(out: Sequence[Any]) -> Any:
-        arrays = iter(out)
-        leaves = [next(arrays) if s is None else s for s in seen["static"]]
-        return jax.tree.unflatten(seen["structure"], leaves)
-
-    name = getattr(function, "__qualname__", None) or repr(function)
-    return Call(name=name, program=program, inputs=consts, assemble=assemble)
-
-
-def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") or _jax.is_tracer(leaf)
+        return run_call(call, inputs, self.choose, self.options, label=self.label)
 
 
 def run_call(

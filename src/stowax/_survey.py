@@ -63,6 +63,19 @@ class Survey:
             other_seconds=self.other_seconds,
         )
 
+    def narrowed(self, allow: Callable[[Value], frozenset[Decision]]) -> "Survey":
+        """The same survey with the decisions of every value narrowed by `allow`."""
+        bodies = tuple(
+            dataclasses.replace(
+                body,
+                values=tuple(
+                    dataclasses.replace(v, allowed=allow(v)) for v in body.values
+                ),
+            )
+            for body in self.bodies
+        )
+        return dataclasses.replace(self, bodies=bodies)
+
     def stack_plans(self, decisions: Decisions) -> dict[str, StackPlan]:
         """The planner's decisions as what each stack stores."""
         plans = {}
@@ -101,7 +114,6 @@ def take_survey(
     step: Step,
     target: Target,
     options: Options,
-    allow: Callable[[Value], frozenset[Decision]],
 ) -> Survey:
     """Finds bytes and seconds of everything that a plan for `step` decides on."""
     blank = Survey(
@@ -117,7 +129,7 @@ def take_survey(
     )
     placements = _placements(blank)
     bodies = tuple(
-        _body(traced, target, placements[name], allow)
+        _body(traced, target, placements[name])
         for name, traced in step.stacks.items()
     )
     total = program_seconds(step.jaxpr, target.chip, shards=_shards(placements))
@@ -224,7 +236,6 @@ def _body(
     traced: TracedStack,
     target: Target,
     placements: Mapping[int, Placement],
-    allow: Callable[[Value], frozenset[Decision]],
 ) -> Body:
     program, chip = traced.body.forward, target.chip
 
@@ -242,7 +253,6 @@ def _body(
         traced,
         placements,
         costs,
-        allow,
         # The CPU backend books no host memory: there, moving a value saves nothing.
         can_offload=target.platform != "cpu",
         points=(),

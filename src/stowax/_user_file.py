@@ -12,8 +12,10 @@ import pathlib
 import sys
 import traceback
 from collections.abc import Callable
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
+
+from ._errors import StowaxError
 
 _INSTEAD = "Write FILE.py:FUNCTION, such as train.py:make."
 _CONTRACT = (
@@ -23,7 +25,7 @@ _CONTRACT = (
 _MOST_LINES = 12  # of an exception's own message
 
 
-class UserFileError(Exception):
+class UserFileError(StowaxError, ValueError):
     """The user's file or function cannot be used; the message says what to do."""
 
 
@@ -49,7 +51,7 @@ def load_step(where: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 def where_it_failed(
     error: BaseException, path: str | os.PathLike[str] | None = None
 ) -> str:
-    """`file:line: Type: message` of an exception, in the user's code if it passed there.
+    """`file:line: Type: message` of an exception, the line in the user's code.
 
     **Arguments:** `path` is the user's file, if there is a preferred one; else the
     innermost frame outside installed packages and stowax is taken.
@@ -60,14 +62,10 @@ def where_it_failed(
     said = f"{type(error).__name__}: " + "\n".join(lines) if lines else repr(error)
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = traceback.extract_tb(_traceback(error))
+    frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if path is not None and _same(f.filename, path)]
     own = own or [frame for frame in frames if _is_users(frame.filename)]
     return f"{own[-1].filename}:{own[-1].lineno}: {said}" if own else said
-
-
-def _traceback(error: BaseException) -> TracebackType | None:
-    return error.__traceback__
 
 
 def _same(one: str, other: str | os.PathLike[str]) -> bool:

@@ -11,7 +11,16 @@ from .._inspect_record import Hazard, Inspection, MemoryUse
 from .._program_record import Transfer
 from .._timeline import Timeline
 from .._units import format_bytes, format_seconds
-from ._layout import count_of, cut, facts, lines_of, short_source, table, text_width
+from ._layout import (
+    Align,
+    count_of,
+    cut,
+    facts,
+    lines_of,
+    short_source,
+    table,
+    text_width,
+)
 
 _MOST_TRANSFERS = 5  # groups per direction
 _MOST_HAZARDS = 4  # of one kind
@@ -64,7 +73,8 @@ def _memory(inspection: Inspection, width: int) -> list[str]:
     memory = inspection.memory
     rows = [_memory_row("device", memory.device), _memory_row("host", memory.host)]
     headers = ("per device", "arguments", "outputs", "donated", "temporary", "total")
-    return lines_of(table(headers, rows, ("left", *["right"] * 5)), width)
+    sides: tuple[Align, ...] = ("left", "right", "right", "right", "right", "right")
+    return lines_of(table(headers, rows, sides), width)
 
 
 def _memory_row(kind: str, use: MemoryUse) -> tuple[str, ...]:

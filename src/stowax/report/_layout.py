@@ -51,7 +51,7 @@ def lines_of(part: Any, width: int) -> list[str]:
 def table(
     headers: Sequence[str],
     rows: Iterable[Sequence[str]],
-    align: Sequence[Align],
+    align: Iterable[Align],
     *,
     flexible: int | None = None,
     indent: int = 0,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from .._figures import GB, GIB, TERA, Chip, Figure
-from ._layout import facts, lines_of, table, text_width
+from ._layout import Align, facts, lines_of, table, text_width
 
 MARKS = {"quoted": " ", "measured": "*", "assumed": "~", "unknown": " "}
 """The mark behind a figure, by its kind; the legend says what it means."""
@@ -65,7 +65,15 @@ def targets_text(rows: Sequence[TargetRow], width: int | None = None) -> str:
         "host\nGiB",
     )
     drawn = [line for row in rows for line in _table_rows(row)]
-    sides = ("left", *["right"] * 6)
+    sides: tuple[Align, ...] = (
+        "left",
+        "right",
+        "right",
+        "right",
+        "right",
+        "right",
+        "right",
+    )
     lines = lines_of(table(headers, drawn, sides), columns)
     lines += ["", *lines_of(_LEGEND, columns)]
     lines += lines_of(
@@ -152,13 +160,13 @@ def _spans(names: Sequence[str]) -> list[str]:
     for family, members in families.items():
         first, last = members[0], members[-1]
         # The part of the name from the separator on: -4096 of v5p-4096.
-        tail = last[len(family.rstrip("-x")) :]
+        tail = last[len(family) - 1 :]
         spans.append(first if len(members) == 1 else f"{first} … {tail}")
     return spans
 
 
 def _sources(rows: Sequence[TargetRow]) -> Iterable[tuple[str, str]]:
-    """Every source of a figure in the table, with the figures and machines it is for."""
+    """Every source of the table's figures, with the figures and machines it is for."""
     together: dict[tuple[str, str], dict[str, list[str]]] = {}
     for row in rows:
         for name, figure in _shown(row.chip).items():

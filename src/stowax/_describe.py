@@ -1,0 +1,197 @@
+"""From the closed loop's result to the plan's records: decisions with reasons, baselines.
+
+Pure bookkeeping on records; nothing here decides anything.
+"""
+
+import math
+
+from ._plan_record import Baseline, DecisionRecord, StackRecord
+from ._planner import baselines, evaluate, named
+from ._stages import Body, Decision, Decisions, Evaluation, Problem, Value
+from ._survey import Survey
+from ._units import format_bytes, format_seconds
+
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+
+
+def decision_records(
+    survey: Survey, decisions: Decisions, evaluation: Evaluation, pinned: dict
+) -> tuple[DecisionRecord, ...]:
+    """One record per value that the backward pass needs or the plan stores."""
+    records = []
+    for k, (body, chosen) in enumerate(zip(survey.bodies, decisions, strict=True)):
+        windows = (
+            evaluation.forward_window_used[k],
+            evaluation.backward_window_used[k],
+        )
+        for value, decision in zip(body.values, chosen, strict=True):
+            if decision is None or value.available:
+                continue
+            if not value.needed and decision == "recompute":
+                continue
+            records.append(
+                DecisionRecord(
+                    stack=body.name,
+                    value=value.index,
+                    name=value.name,
+                    source=value.source,
+                    role=value.role,
+                    shape=value.shape,
+                    dtype=value.dtype,
+                    count=body.count,
+                    bytes=value.bytes,
+                    decision=decision,
+                    reason=_reason(survey, body, value, decision, windows),
+                    pinned=pinned.get((body.name, value.index)),
+                )
+            )
+    return tuple(records)
+
+
+def _reason(
+    survey: Survey,
+    body: Body,
+    value: Value,
+    decision: Decision,
+    windows: tuple[float, float],
+) -> str:
+    link = survey.target.link
+    out = value.bytes / link.device_to_host
+    again = _again(body, value)
+    if decision == "offload":
+        forward = max(body.forward_seconds, 1e-12)
+        text = f"its copy fills {100 * out / forward:.0f} % of the forward window"
+        return f"{text}; computing it again would take {again}"
+    if decision == "keep":
+        if value.operation is None:
+            return "what a layer reads cannot be computed again"
+        return f"computing it again would take {again} a layer"
+    return f"costs {again} a layer and frees {format_bytes(value.bytes)}"
+
+
+def _again(body: Body, value: Value) -> str:
+    if value.operation is None:
+        return "no time: it is given"
+    seconds = body.operations[value.operation].seconds
+    return "next to nothing" if seconds < 1e-7 else format_seconds(seconds)
+
+
+def stack_records(
+    survey: Survey, decisions: Decisions | None, evaluation: Evaluation | None
+) -> tuple[StackRecord, ...]:
+    """One record per repeated body, with what it stores."""
+    plans = survey.stack_plans(decisions) if decisions is not None else {}
+    records = []
+    for k, body in enumerate(survey.bodies):
+        traced = survey.step.stacks[body.name]
+        plan = plans.get(body.name)
+        records.append(
+            StackRecord(
+                name=body.name,
+                source=traced.stack.source,
+                count=body.count,
+                unrolled=traced.stack.separate,
+                fingerprint=traced.body.forward.fingerprint,
+                stored=dict(plan.stored) if plan else {},
+                forward_seconds=body.forward_seconds,
+                backward_seconds=body.backward_seconds,
+                forward_window_used=(
+                    evaluation.forward_window_used[k] if evaluation else 0.0
+                ),
+                backward_window_used=(
+                    evaluation.backward_window_used[k] if evaluation else 0.0
+                ),
+            )
+        )
+    return tuple(records)
+
+
+def policies(problem: Problem) -> dict[str, Decisions]:
+    """The hand-written policies that a plan is compared with.
+
+    JAX's own (`dots_saveable` and its kin) by the operation that made a value, and
+    MaxText's by what the products of an attention block look like: three of equal width
+    that read one input are taken for Q, K and V.
+    """
+    found = dict(baselines(problem))
+    if not problem.bodies:
+        return found
+    found["dots_saveable"] = named(problem, keep=_is_product)
+    if any(_qkv(body) for body in problem.bodies):
+        qkv = {body.name: _qkv(body) for body in problem.bodies}
+
+        def is_qkv(body: Body, value: Value) -> bool:
+            return value.index in qkv[body.name]
+
+        found["save_qkv_proj"] = named(problem, keep=is_qkv)
+        found["qkv_proj_offloaded"] = named(problem, offload=is_qkv)
+        found["minimal_offloaded"] = named(problem, offload=_is_product)
+    return found
+
+
+def _is_product(body: Body, value: Value) -> bool:
+    if value.operation is None:
+        return False
+    return body.operations[value.operation].primitive in _PRODUCTS
+
+
+def _qkv(body: Body) -> frozenset[int]:
+    """What follows the three products that read one input (or views of them)."""
+    readers: dict[int, list[int]] = {}
+    for operation in body.operations:
+        if operation.primitive in _PRODUCTS and operation.inputs:
+            readers.setdefault(operation.inputs[0], []).append(operation.index)
+    for products in readers.values():
+        if len(products) == 3:
+            outputs = {o for p in products for o in body.operations[p].outputs}
+            return frozenset(outputs | _views(body, outputs))
+    return frozenset()
+
+
+def _views(body: Body, values: set[int]) -> set[int]:
+    views: set[int] = set()
+    for operation in body.operations:
+        if operation.primitive == "reshape" and operation.inputs[0] in values:
+            views.update(operation.outputs)
+    return views
+
+
+def baseline_records(
+    problem: Problem, host_limit: int, budget: int, other_bytes: int = 0
+) -> tuple[Baseline, ...]:
+    """The policies under the plan's own model, `other_bytes` being its correction."""
+    records = []
+    for name, decisions in policies(problem).items():
+        try:
+            evaluation = evaluate(problem, decisions)
+        except ValueError:
+            continue  # a policy that names what cannot be computed again
+        device = evaluation.device_bytes + other_bytes
+        records.append(
+            Baseline(
+                name=name,
+                device_bytes=device,
+                host_bytes=evaluation.host_bytes,
+                seconds=evaluation.seconds,
+                fits=device <= budget and evaluation.host_bytes <= host_limit,
+            )
+        )
+    return tuple(records)
+
+
+def in_the_way(survey: Survey) -> tuple[str, ...]:
+    """The largest things that no decision can move, for a plan that does not fit."""
+    sizes: dict[str, int] = {}
+    for argument in survey.step.arguments:
+        spec = argument.spec
+        shape = spec.shape if spec.sharding is None else spec.sharding.shard_shape(spec.shape)
+        size = math.prod(shape) * spec.dtype.itemsize
+        sizes[argument.role] = sizes.get(argument.role, 0) + size
+    found = [(size, f"{role}: {format_bytes(size)}") for role, size in sizes.items()]
+    for body in survey.bodies:
+        working = sum(v.bytes for v in body.values if v.needed and not v.available)
+        source = survey.step.stacks[body.name].stack.source
+        found.append(
+            (working, f"backward pass of one layer at {source}: {format_bytes(working)}")
+        )
+    return tuple(text for _, text in sorted(found, reverse=True))

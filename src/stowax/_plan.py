@@ -1,0 +1,369 @@
+"""`plan`, the front door: a step and a budget in, a `Plan` with a certificate out.
+
+The order of things: trace the step (`_trace`), survey it on the target (`_survey`), run
+the closed loop (`_loop`), write down what came out (`_describe`). A `Plan` is that record
+with the three methods that need JAX.
+"""
+
+import importlib.metadata
+import platform
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
+
+import jax
+
+from . import _jax
+from ._apply import StackPlan, apply_decisions, attach_options
+from ._describe import baseline_records, decision_records, in_the_way, stack_records
+from ._errors import ArgumentError, PlanMismatchError
+from ._loop import Attempt, Search
+from ._machine import Target
+from ._plan_record import ArgumentRecord, PinPrice, PlanRecord, read_record
+from ._planner import solve
+from ._preferences import Preferences
+from ._rewrite import Options
+from ._stages import Outcome
+from ._survey import Survey, take_survey
+from ._target import target as find_target
+from ._trace import Step, trace_step
+from ._trial import check_offloads
+from ._units import format_bytes, parse_bytes
+
+QUIET_SECONDS = 2.0
+"""Progress is shown, by default, once planning has taken this long."""
+
+
+class Plan(PlanRecord):
+    """A decision per candidate, in effect through `apply`. Made by `stowax.plan`.
+
+    The fields are those of `PlanRecord`; `print(plan)` shows them on one screen.
+    """
+
+    __slots__ = ()
+
+    def apply(self, step: Callable[..., Any]) -> Any:
+        """What `jax.jit(step)` would have returned, with the plan in it.
+
+        **Arguments:** `step` is the training step that the plan was made for, not jitted.
+
+        **Returns:** a jitted function (`.lower`, `.trace`). It donates the arguments that
+        `donate_argnums` names. A plan that moves nothing gives `jax.jit(step)`.
+
+        **Raises:** `ArgumentError` for a step that is jitted already; `PlanMismatchError`,
+        when it is first traced, if the step is not the one that was planned, and at once
+        if the plan is for another kind of attached device.
+
+        ```python
+        step = plan.apply(train_step)
+        state, metrics = step(state, batch)
+        ```
+        """
+        attached = jax.devices()[0]
+        if not self.compile_only and attached.device_kind != self.device_kind:
+            raise PlanMismatchError(
+                f"plan: made for {self.target} ({self.device_kind}), and JAX runs on "
+                f"{attached.device_kind} here. Call stowax.plan again on this machine."
+            )
+        stacks = {
+            s.name: StackPlan(fingerprint=s.fingerprint, stored=s.stored)
+            for s in self.stacks
+        }
+        jitted = apply_decisions(
+            step,
+            None if self.outcome == "unneeded" else stacks,
+            Options(keep_checkpoint=self.keep_checkpoint, roll=self.roll),
+            donate=self.donate_argnums,
+            compiler_options=None if self.compile_only else self.compiler_options,
+        )
+        return attach_options(jitted, self.compiler_options) if self.compile_only else jitted
+
+    def specs(self, *args: Any) -> Any:
+        """`ShapeDtypeStruct`s of `args` with the planned shardings and memory kinds.
+
+        **Arguments:** pytrees of arrays or `jax.ShapeDtypeStruct`s. **Returns:** one for
+        one argument, a tuple for several.
+        """
+        specs = find_target(self.target).specs(*args)
+        return specs[0] if len(args) == 1 else tuple(specs)
+
+    def place(self, *args: Any) -> Any:
+        """`args` with every array where the plan wants it.
+
+        Arrays that are there already are returned as they are, not copied.
+
+        **Returns:** one for one argument, a tuple for several.
+        """
+        placed = jax.tree.map(_on_device, args)
+        return placed[0] if len(args) == 1 else placed
+
+    def as_code(self) -> str:
+        """The same decisions as plain JAX code: checkpoint names and a policy.
+
+        For people who want no dependency. It says in comments what a policy cannot.
+        """
+        from ._export import plan_as_code
+
+        return plan_as_code(self)
+
+    def __str__(self) -> str:
+        from .report import plan_text
+
+        return plan_text(self)
+
+
+def _on_device(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and leaf.sharding.memory_kind in (None, "device"):
+        return leaf
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None or sharding.memory_kind in (None, "device"):
+        return jax.device_put(leaf)
+    return jax.device_put(leaf, sharding.with_memory_kind("device"))
+
+
+def load_plan(path: Any) -> Plan:
+    """A plan from a file that `Plan.save` wrote.
+
+    **Raises:** `ArgumentError` for a file that is missing, damaged or no plan;
+    `PlanMismatchError` for one written by a stowax with another format.
+    """
+    return Plan(**read_record(path))
+
+
+def plan(
+    step: Callable[..., Any],
+    *args: Any,
+    budget: int | str | None = None,
+    host_budget: int | str | None = None,
+    target: str | Target | None = None,
+    pin: Mapping[str, str] | None = None,
+    forbid: Collection[str] = (),
+    keep_checkpoint: bool = False,
+    roll: bool = True,
+    donate: bool | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] | Literal[False] | None = None,
+) -> Plan:
+    """Decides what `step` keeps, offloads and computes again, and proves that it fits.
+
+    **Arguments:**
+
+    - `step`: the training step, not jitted; somewhere in it a function marked with
+      `stowax.stow` is differentiated.
+    - `args`: what it is called with: pytrees of arrays or `jax.ShapeDtypeStruct`s. Without
+      shardings they are planned for one device of the target.
+    - `budget`: device memory per device, bytes or text (`"16GiB"`); `None`: what the target
+      has. `host_budget`: host memory per device, likewise.
+    - `target`: a name (`"v5p-8"`) or a `Target`; `None`: the attached device.
+    - `pin`: pattern → decision, on names, roles and source lines of values
+      (`{"*attention*": "keep"}`). `forbid`: decisions that may not be used
+      (`"offload"`, or `"recompute:*attention*"` for some values).
+    - `keep_checkpoint`: leave the user's own `jax.checkpoint` calls inside repeated layers
+      as they are; by default the plan decides anew.
+    - `roll`: look for the repeating blocks of unrolled loops.
+    - `donate`: whether the state's buffers are donated; `None`: where the memory is needed.
+    - `compiler_options`: XLA's, added to the plan's own.
+    - `progress`: called with lines of text; `None`: standard error, if planning takes over
+      two seconds; `False`: nothing.
+
+    **Returns:** a `Plan`; `fits` says whether its compiled program stays within the budget.
+
+    **Raises:** `ArgumentError` and `StepError` for what cannot be planned, naming the
+    argument; `CompileError` with the compiler's words; `OffloadVanishedError` if a planned
+    copy is not in the compiled program.
+
+    ```python
+    plan = stowax.plan(train_step, state, batch, budget="16GiB", target="v5p-8")
+    print(plan)
+    ```
+    """
+    started = time.perf_counter()
+    say = _progress(progress, started)
+    machine = target if isinstance(target, Target) else find_target(target)
+    device_limit = _budget(budget, "budget", machine.device_bytes, machine.memory_bytes)
+    host_limit = _budget(host_budget, "host_budget", machine.host_bytes, None)
+    options = Options(keep_checkpoint=keep_checkpoint, roll=roll)
+    preferences = Preferences(pin=dict(pin or {}), forbid=tuple(forbid))
+    specs = machine.specs(*args)
+    say(f"tracing {getattr(step, '__name__', 'the step')}")
+    traced = trace_step(step, specs, options)
+    say(f"surveying {len(traced.stacks)} repeated bodies on {machine.name}")
+    free = take_survey(step, specs, traced, machine, options)
+    survey = free.narrowed(preferences.allow)
+    preferences.check_matched()
+    search = Search(
+        survey=survey,
+        budget=device_limit,
+        host_budget=host_limit,
+        user_options=dict(compiler_options or {}),
+        donate=donate,
+        say=say,
+    )
+    best = search.run()
+    check_offloads(best.measured)
+    prices = _pin_prices(free, preferences, search)
+    return Plan(
+        **_identity(step, traced, machine, options),
+        **_figures(survey, search, best),
+        budget_bytes=device_limit,
+        host_budget_bytes=host_limit,
+        pins=prices,
+        decisions=_decisions(survey, best, preferences),
+        planning_seconds=time.perf_counter() - started,
+    )
+
+
+def _progress(
+    progress: Callable[[str], None] | Literal[False] | None, started: float
+) -> Callable[[str], None]:
+    if progress is False:
+        return lambda line: None
+    if progress is not None:
+        return progress
+    waiting: list[str] = []
+
+    def say(line: str) -> None:
+        waiting.append(line)
+        if time.perf_counter() - started > QUIET_SECONDS:
+            for text in waiting:
+                print(f"stowax: {text}", file=sys.stderr, flush=True)
+            waiting.clear()
+
+    return say
+
+
+def _budget(
+    given: int | str | None, argument: str, default: int, most: int | None
+) -> int:
+    if given is None:
+        return default
+    amount = parse_bytes(given, argument)
+    if most is not None and amount > most:
+        raise ArgumentError(
+            argument,
+            f"{given!r}, more than the {format_bytes(most)} that a device has",
+            f"Write at most {format_bytes(most)!r}, or leave it out.",
+        )
+    return amount
+
+
+def _identity(
+    step: Any, traced: Step, machine: Target, options: Options
+) -> dict[str, Any]:
+    return {
+        "step": traced.name,
+        "target": machine.name,
+        "device_kind": getattr(machine.devices[0], "device_kind", machine.chip.key),
+        "compile_only": machine.compile_only,
+        "keep_checkpoint": options.keep_checkpoint,
+        "roll": options.roll,
+        "arguments": tuple(
+            ArgumentRecord(
+                path=a.path,
+                shape=tuple(a.spec.shape),
+                dtype=str(a.spec.dtype),
+                role=a.role,
+            )
+            for a in traced.arguments
+        ),
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"jax": jax.__version__, "python": platform.python_version()}
+    for name in ("stowax", "jaxlib", "libtpu", "jax-cuda12-plugin"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
+    """The fields that come out of the loop."""
+    measured, solution, evaluation = best.measured, best.solution, best.evaluation
+    fits = best.fits(search.budget, search.host_budget)
+    timeline = measured.inspection.timeline if measured.inspection else None
+    if best.decisions is None:
+        outcome: Outcome = "unneeded" if fits else "infeasible"
+    else:
+        outcome = "infeasible" if not fits else _proven(solution)
+    problem = search.problem()
+    correction = measured.compiled_bytes - (
+        evaluation.device_bytes if evaluation else measured.compiled_bytes
+    )
+    return {
+        "fits": fits,
+        "outcome": outcome,
+        "device_bytes": measured.compiled_bytes,
+        "host_bytes": measured.host_bytes,
+        "predicted_device_bytes": measured.predicted_bytes,
+        "first_predicted_device_bytes": search.attempts[0].measured.predicted_bytes,
+        "step_seconds": measured.step_seconds,
+        "exposed_seconds": timeline.exposed_seconds if timeline else 0.0,
+        "model_seconds": evaluation.seconds if evaluation else _unplanned(survey),
+        "bound_seconds": solution.bound_seconds if solution else _unplanned(survey),
+        "gap": solution.gap if solution else 0.0,
+        "binding": solution.binding if solution else (),
+        "seconds_per_gib": (solution.seconds_per_byte if solution else 0.0) * 2**30,
+        "smallest_budget": search.smallest_budget(),
+        "stacks": stack_records(survey, best.decisions, evaluation),
+        "baselines": baseline_records(
+            problem, search.host_budget, search.budget, correction
+        ),
+        "trials": tuple(a.measured.trial for a in search.attempts),
+        "donate_argnums": survey.step.donate if best.donated else (),
+        "compiler_options": dict(best.options),
+        "unpriced": survey.unpriced,
+        "notes": survey.target.notes,
+        "solving_seconds": search.solving_seconds,
+        "in_the_way": () if fits else in_the_way(survey),
+    }
+
+
+def _proven(solution: Any) -> Outcome:
+    return "feasible" if solution.outcome == "feasible" else "optimal"
+
+
+def _unplanned(survey: Survey) -> float:
+    inside = sum(b.count * (b.forward_seconds + b.backward_seconds) for b in survey.bodies)
+    return survey.other_seconds + inside
+
+
+def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
+    if best.decisions is None or best.evaluation is None:
+        return ()
+    pinned = {
+        (body.name, value.index): pattern
+        for body in survey.bodies
+        for value in body.values
+        if (pattern := preferences.matched(value)) is not None
+    }
+    return decision_records(survey, best.decisions, best.evaluation, pinned)
+
+
+def _pin_prices(
+    free: Survey, preferences: Preferences, search: Search
+) -> tuple[PinPrice, ...]:
+    """What each pin costs under the planner's model: with it, less without it."""
+    if not preferences.patterns() or not free.bodies:
+        return ()
+    whole = solve(search.problem()).evaluation.seconds
+    prices = []
+    for pattern, decision in preferences.patterns():
+        others = free.narrowed(preferences.without(pattern, decision).allow)
+        problem = others.problem(
+            search.budget, search.host_budget, search.correction
+        )
+        matched = preferences.count(pattern, decision)
+        prices.append(
+            PinPrice(
+                pattern=pattern,
+                decision=decision,
+                matched=matched,
+                seconds=max(0.0, whole - solve(problem).evaluation.seconds),
+            )
+        )
+    return tuple(prices)

@@ -1,0 +1,63 @@
+"""What the command line lets through to stdout and stderr.
+
+A result on stdout is to be piped, so nothing else may get there: compilers and solvers
+print from C, past `sys.stdout`. And on a machine without accelerators JAX's plugins
+complain about that before anything has been asked of them.
+"""
+
+import contextlib
+import glob
+import os
+import sys
+from collections.abc import Iterator
+
+# Any of these may be an accelerator that JAX can drive; a glob too many costs a few
+# lines of noise, one too few an accelerator.
+_DEVICE_FILES = (
+    "/dev/nvidia*",
+    "/dev/dxg",
+    "/dev/kfd",
+    "/dev/dri/*",
+    "/dev/accel*",
+    "/dev/vfio/*",
+)
+
+
+@contextlib.contextmanager
+def only_result_on_stdout() -> Iterator[None]:
+    """Sends everything that is printed meanwhile, from C too, to stderr.
+
+    >>> with only_result_on_stdout():
+    ...     print("not part of the result")
+    """
+    sys.stdout.flush()
+    with contextlib.ExitStack() as stack:
+        try:
+            saved = os.dup(1)
+        except OSError:
+            saved = None  # no stdout at all: nothing to keep clean
+        if saved is not None:
+            stack.callback(os.close, saved)
+            stack.callback(os.dup2, saved, 1)
+            os.dup2(2, 1)
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
+
+
+def use_cpu_where_nothing_else_is() -> None:
+    """Tells JAX to use the CPU where no accelerator is, as it would anyway.
+
+    It would, after trying the others aloud. Done where Linux shows no device file of
+    any accelerator and `JAX_PLATFORMS` is not set; targets that are not attached can
+    be compiled for all the same.
+    """
+    if (
+        sys.platform == "linux"
+        and "JAX_PLATFORMS" not in os.environ
+        and not any(glob.glob(pattern) for pattern in _DEVICE_FILES)
+    ):
+        import jax
+
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        # Also set here: JAX has read the variable when it was imported.
+        jax.config.update("jax_platforms", "cpu")

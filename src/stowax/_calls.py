@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from . import _jax
-from ._jaxpr import Program, evaluate, holds_loop, inline, spec_of, trace
+from ._jaxpr import Program, holds_loop, inline, spec_of, trace
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,14 @@ class Call:
 
         @jax.custom_batching.custom_vmap
         def example(*inputs: Any) -> list[Any]:
-            return evaluate(self.program.jaxpr, inputs, keep_checkpoint=_always)
+            program = self.program
+            wanted = [o for o in program.outputs if isinstance(o, int)]
+            values = program.run(wanted, dict(enumerate(inputs)), effects=True)
+            return program.read_outputs(values, len(program.outputs))
 
         @example.def_vmap
         def batch(size: int, batched: Sequence[bool], *inputs: Any) -> Any:
             axes = [0 if flag else None for flag in batched]
-            # All of the inputs may be the same for every example.
             mapped = jax.vmap(example.fun, in_axes=axes, axis_size=size)
             jaxpr = trace(mapped, *[spec_of(_jax.aval_of(v)) for v in inputs])
             whole = dataclasses.replace(
@@ -61,32 +63,45 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def trace_call(
-    function: Callable[[], Any], name: str, *, keep_checkpoint: bool = False
+    function: Callable[[Any], Any],
+    given: Any,
+    name: str,
+    *,
+    keep_checkpoint: bool = False,
 ) -> Call:
-    """Traces `function()`; whatever it reads from outside is an input.
+    """Traces `function(given)`; the inputs are the arrays in `given`, and whatever array
+    the function reads from outside.
 
-    **Arguments:** with `keep_checkpoint`, a `jax.checkpoint` around a loop stays, and the
+    **Arguments:** `given` is any pytree; leaves that are no arrays stay as they are. With `keep_checkpoint`, a `jax.checkpoint` around a loop stays, and the
     loop in it is no stack.
     """
     seen: dict[str, Any] = {}
+    leaves, structure = jax.tree.flatten(given)
+    positions = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
+    arguments = [leaves[k] for k in positions]
 
-    def arrays() -> list[Any]:
-        leaves, seen["structure"] = jax.tree.flatten(function())
-        seen["static"] = [None if _is_array(leaf) else leaf for leaf in leaves]
-        return [leaf for leaf in leaves if _is_array(leaf)]
+    def arrays(*values: Any) -> list[Any]:
+        own = list(leaves)
+        for position, value in zip(positions, values, strict=True):
+            own[position] = value
+        out = function(jax.tree.unflatten(structure, own))
+        results, seen["structure"] = jax.tree.flatten(out)
+        seen["static"] = [None if _is_array(leaf) else leaf for leaf in results]
+        return [leaf for leaf in results if _is_array(leaf)]
 
     def keep(equation: Any) -> bool:
         return keep_checkpoint or not holds_loop(equation)
 
-    jaxpr = inline(trace(arrays), keep_checkpoint=keep)
-    consts = tuple(_jax.consts_of(jaxpr))
+    specs = [spec_of(_jax.aval_of(value)) for value in arguments]
+    jaxpr = inline(trace(arrays, *specs), keep_checkpoint=keep)
+    inputs = (*arguments, *_jax.consts_of(jaxpr))
 
     def assemble(out: Sequence[Any]) -> Any:
         following = iter(out)
         leaves = [next(following) if s is None else s for s in seen["static"]]
         return jax.tree.unflatten(seen["structure"], leaves)
 
-    return Call(name=name, program=Program(jaxpr), inputs=consts, assemble=assemble)
+    return Call(name=name, program=Program(jaxpr), inputs=inputs, assemble=assemble)
 
 
 def _always(equation: Any) -> bool:
@@ -94,4 +109,4 @@ def _always(equation: Any) -> bool:
 
 
 def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") or _jax.is_tracer(leaf)
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or _jax.is_tracer(leaf)

@@ -2,9 +2,8 @@
 
 Every value gets the user's source line as its name, its bytes per device, and the set of
 decisions that make sense for it. Weights and constants are at hand in the backward pass
-and need none; what depends on constants alone is computed again (XLA hoists it out of the
-loop); small or oddly shaped arrays are not offloaded, since copies of them cost more than
-their bytes say (and some TPU copies refuse them).
+and need none; small or oddly shaped arrays are not offloaded, since copies of them cost
+more than their bytes say (and some TPU copies refuse them).
 """
 
 import dataclasses
@@ -56,7 +55,6 @@ def make_body(
     stack, program = traced.stack, traced.body.forward
     at_hand = available(stack, traced.body)
     needed = frozenset(traced.body.residuals)
-    invariant = _depends_on_constants_only(program, stack.const_count)
     names = _names(program)
     values = []
     for index, aval in enumerate(program.avals):
@@ -67,8 +65,6 @@ def make_body(
             allowed.discard("recompute")
         if not (can_offload and is_float(aval) and _offloadable(aval, placement)):
             allowed.discard("offload")
-        if index in invariant and operation is not None:
-            allowed = {"recompute"}
         source = _value_source(program, index)
         value = Value(
             index=index,
@@ -125,15 +121,6 @@ def _forward_seconds(traced: TracedStack, operations: Sequence[Operation]) -> fl
     inputs = range(program.input_count + program.const_count)
     run = program.closure(traced.body.output_numbers, inputs, effects=True)
     return sum(operations[k].seconds for k in run)
-
-
-def _depends_on_constants_only(program: Program, const_count: int) -> set[int]:
-    first = program.input_count
-    known = {*range(const_count), *range(first, first + program.const_count)}
-    for node in program.nodes:
-        if all(i is None or i in known for i in node.inputs):
-            known.update(node.outputs)
-    return known
 
 
 def _source(equation: Any) -> str:

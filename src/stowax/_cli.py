@@ -157,8 +157,8 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 @click.option(
     "--forbid",
     multiple=True,
-    type=click.Choice(["offload", "recompute"]),
-    help="A kind of decision not to use. Repeatable.",
+    metavar="DECISION[:PATTERN]",
+    help="Do not offload, or recompute, at all or what matches. Repeatable.",
 )
 @click.option(
     "--keep-checkpoint",
@@ -188,7 +188,7 @@ def plan(
       stowax plan train.py:make --budget 16GiB
       stowax plan train.py:make --target v5p-8 -o plan.json
       stowax plan train.py:make --target h200 --budget 80GiB --host-budget 200GiB
-      stowax plan train.py:make --pin '*attention*=keep' --forbid recompute --json
+      stowax plan train.py:make --pin '*attention*=keep' --forbid offload --json
     """  # noqa: D301
     import stowax
 

@@ -191,7 +191,7 @@ def plan_large(
     say(
         f"\nThe same model with {large.layers} layers of width {large.width}, "
         f"{large.batch} x {large.sequence} characters,\n"
-        f"for a {target} that is not here:\n"
+        f"for {target}, which is not here, in {budget} per device:\n"
     )
     step, args = example.large()
     try:

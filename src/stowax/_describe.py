@@ -92,7 +92,7 @@ def stack_records(
                 count=body.count,
                 unrolled=traced.stack.separate,
                 fingerprint=traced.body.forward.fingerprint,
-                stored=dict(plan.stored) if plan else {},
+                stored=dict(plan.stored) if plan else None,
                 forward_seconds=body.forward_seconds,
                 backward_seconds=body.backward_seconds,
                 forward_window_used=(
@@ -159,7 +159,12 @@ def _views(body: Body, values: set[int]) -> set[int]:
 def baseline_records(
     problem: Problem, host_limit: int, budget: int, other_bytes: int = 0
 ) -> tuple[Baseline, ...]:
-    """The policies under the plan's own model, `other_bytes` being its correction."""
+    """The policies under the plan's own model, `other_bytes` being its correction.
+
+    None where nothing repeats: there is nothing that a policy could decide.
+    """
+    if not problem.bodies:
+        return ()
     records = []
     for name, decisions in policies(problem).items():
         try:

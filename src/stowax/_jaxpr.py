@@ -35,7 +35,7 @@ def holds_loop(equation: Any) -> bool:
     if inner is None:
         return False
     return any(
-        e.primitive.name == "scan" and e.params["length"] > 1 or holds_loop(e)
+        (e.primitive.name == "scan" and e.params["length"] > 1) or holds_loop(e)
         for e in _jax.open_jaxpr(inner).eqns
     )
 

@@ -102,7 +102,7 @@ def linearize_body(
     outputs = tuple(
         k
         for k, number in enumerate(flat.outputs)
-        if start + k in active and k < length or k >= length and number in reached
+        if (start + k in active and k < length) or (k >= length and number in reached)
     )
     constants = sum(i < start for i in inputs)
     return _split(flat.jaxpr, inputs, outputs, constants)

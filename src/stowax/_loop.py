@@ -46,16 +46,20 @@ class Attempt:
     measured: Measured
 
     def fits(self, budget: int, host_budget: int) -> bool:
-        """Whether the compiled program stays within both budgets."""
+        """Whether the compiled program is one, and stays within both budgets."""
         return (
-            self.measured.compiled_bytes <= budget
+            self.measured.inspection is not None
+            and self.measured.compiled_bytes <= budget
             and self.measured.host_bytes <= host_budget
         )
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Search:
-    """The state of the loop for one budget; `run` gives the attempt to believe."""
+    """The state of the loop for one budget; `run` gives the attempt to believe.
+
+    `as_written` says that the step may stay as it is, if it fits.
+    """
 
     survey: Survey
     budget: int
@@ -63,6 +67,7 @@ class Search:
     user_options: Mapping[str, str | bool]
     donate: bool | None
     say: Say
+    as_written: bool = True
     attempts: list[Attempt] = dataclasses.field(default_factory=list)
     correction: int = 0
     excess: int = 0
@@ -70,11 +75,13 @@ class Search:
 
     def run(self) -> Attempt:
         """The best attempt that fits, else the one that needs the least."""
-        plain = self._try_plain()
+        plain = self._try_plain() if self.as_written else None
         if plain is not None and self._fits(plain):
             return plain
         if not self.survey.bodies:
-            return plain or self._compile_plain(donate=self._may_donate)
+            if not any(a.donated == self._may_donate for a in self.attempts):
+                self._compile_plain(donate=self._may_donate)
+            return min(self.attempts, key=lambda a: a.measured.compiled_bytes)
         while len(self.attempts) < MOST_COMPILES:
             last = len(self.attempts) == MOST_COMPILES - 1
             if not self._another_round(last):
@@ -264,7 +271,8 @@ class Search:
 
 
 def _outcome(measured: Measured, budget: int) -> str:
-    fits = "fits" if measured.compiled_bytes <= budget else "does not fit"
+    within = measured.inspection is not None and measured.compiled_bytes <= budget
+    fits = "fits" if within else "does not fit"
     seconds = f", {format_seconds(measured.step_seconds)} a step"
     return (
         f"compiled in {format_seconds(measured.trial.seconds_to_compile)}: "

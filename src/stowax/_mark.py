@@ -3,6 +3,10 @@
 A marked function is the function: with no plan being made or applied, the call goes
 straight through. `plan` and `Plan.apply` install a handler for the time of their own
 trace (`handling`), and the handler gets the call instead.
+
+What goes silently wrong without care: a `jax.jit` (or a scan) around a marked function
+keeps what it has traced, and would hand the trace of one plan to the next. So every
+handler has a context of its own, which JAX's caches see.
 """
 
 import contextlib
@@ -10,6 +14,8 @@ import contextvars
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, Protocol, TypeVar
+
+import jax
 
 from ._errors import ArgumentError
 
@@ -28,6 +34,9 @@ class Handler(Protocol):
 _handler: contextvars.ContextVar[Handler | None] = contextvars.ContextVar(
     "stowax_handler", default=None
 )
+
+# Part of the key of JAX's trace caches; `None` outside of `handling`.
+_trace_context = jax.make_user_context(None)
 
 
 def stow(fn: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -64,9 +73,10 @@ def stow(fn: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextlib.contextmanager
 def handling(handler: Handler) -> Iterator[None]:
-    """Marked functions called in here go to `handler`."""
+    """Marked functions called in here go to `handler`, whatever was traced before."""
     token = _handler.set(handler)
     try:
-        yield
+        with _trace_context(object()):
+            yield
     finally:
         _handler.reset(token)

@@ -17,29 +17,41 @@ argument, must not change in the call; NNX says so (`TraceContextError`).
 """
 
 import contextlib
+import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
-Pure = Callable[[], Any]
-Finish = Callable[[Any], Any]
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pure:
+    """A call without objects: `function(given)` returns arrays and plain leaves only.
+
+    `given` is a pytree that holds every array among the arguments. `finish` turns what
+    `function` returned (or the same structure with other arrays) into the result of the
+    call, writing the objects' new state on the way.
+    """
+
+    function: Callable[[Any], Any]
+    given: Any
+    finish: Callable[[Any], Any] = lambda out: out
 
 
 @contextlib.contextmanager
 def without_objects(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[Pure, Finish]]:
+) -> Iterator[Pure]:
     """`function(*args, **kwargs)` as a function that changes no object outside of it.
 
-    **Yields:** the pure function, whose result holds arrays and plain leaves only, and
-    what turns that result (or the same structure with other arrays) into the result of
-    the call, writing the objects' new state on the way. Both belong inside the block.
+    **Yields:** the pure call; both of its functions belong inside the block.
     """
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
-        yield lambda: function(*args, **kwargs), lambda out: out
+        yield Pure(
+            function=lambda given: function(*given[0], **given[1]), given=(args, kwargs)
+        )
         return
     kinds = (nnx.Pytree, nnx.Variable)
     tag = object()
@@ -56,39 +68,35 @@ def _pure(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[Pure, Finish]:
+) -> Pure:
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_object)
-    objects = tuple(leaf for leaf in leaves if is_object(leaf))
+    positions = [k for k, leaf in enumerate(leaves) if is_object(leaf)]
     with nnx.split_context(tag) as split:
-        definition, state = split.split(objects)
+        definition, state = split.split(tuple(leaves[k] for k in positions))
+    plain = [None if is_object(leaf) else leaf for leaf in leaves]
     seen: dict[str, Any] = {}
 
-    def pure() -> Any:
+    def pure(given: Any) -> Any:
+        leaves, state = given
         with nnx.merge_context(tag, True) as merge:
             own = merge.merge(definition, state)
-        args, kwargs = jax.tree.unflatten(structure, _filled(is_object, leaves, own))
+        leaves = list(leaves)
+        for position, mine in zip(positions, own, strict=True):
+            leaves[position] = mine
+        args, kwargs = jax.tree.unflatten(structure, leaves)
         out = function(*args, **kwargs)
         results, seen["structure"] = jax.tree.flatten(out, is_leaf=is_object)
-        seen["objects"] = [is_object(r) for r in results]
         made = tuple(r for r in results if is_object(r))
         with nnx.split_context(tag) as split:
-            seen["definition"], state_after = split.split((own, made))
-        return [None if is_object(r) else (r,) for r in results], state_after
+            seen["definition"], after = split.split((own, made))
+        return [None if is_object(r) else (r,) for r in results], after
 
     def finish(out: Any) -> Any:
-        results, state_after = out
+        results, after = out
         with nnx.merge_context(tag, False) as merge:
-            _, made = merge.merge(seen["definition"], state_after)
-        made = iter(made)
-        leaves = [next(made) if r is None else r[0] for r in results]
+            _, made = merge.merge(seen["definition"], after)
+        following = iter(made)
+        leaves = [next(following) if r is None else r[0] for r in results]
         return jax.tree.unflatten(seen["structure"], leaves)
 
-    return pure, finish
-
-
-def _filled(
-    is_object: Callable[[Any], bool], leaves: Sequence[Any], objects: Sequence[Any]
-) -> list[Any]:
-    """`leaves` with `objects` in the places of the objects among them."""
-    following = iter(objects)
-    return [next(following) if is_object(leaf) else leaf for leaf in leaves]
+    return Pure(function=pure, given=(plain, state), finish=finish)

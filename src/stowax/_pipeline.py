@@ -1,16 +1,24 @@
-"""The scan that puts a plan into effect: copies start a layer early and end a layer late.
+"""The scan that puts a plan into effect: copies have most of a layer's time to hide in.
 
 A stack of repeated bodies becomes a `custom_vjp` around two scans of our own.
 
 *Forward.* Each iteration runs the body and hands out the values that are kept, stacked on
-the device. Values to be offloaded are carried, on the device, into the next iteration and
-copied to host memory there: the copy has a whole layer's time. Host slot i therefore holds
-layer i-1; the last layer's values never leave the device.
+the device. *Backward.* A scan in reverse: each iteration runs the body's backward program.
+What was not stored is computed again from what is at hand; what nobody reads does not run.
+No checkpoint names and no policies are involved, so there is nothing that could silently
+match nothing.
 
-*Backward.* A scan in reverse. Each iteration starts the copy back of what the next one
-reads, carries it there, and runs the body's backward program. What was not stored is
-computed again from what is at hand; what nobody reads does not run. No checkpoint names
-and no policies are involved, so there is nothing that could silently match nothing.
+Offloaded values go to host memory in one of two ways, after where in the layer they arise:
+
+- *Late* ones ("offload") are carried, on the device, into the next iteration and copied
+  there; host slot i holds layer i-1, and the last layer's never leave the device. The
+  backward scan likewise starts the copy back of what the next iteration reads. A copy has
+  the time until the body makes, or last reads, the value that takes the same place in the
+  carry: for a value made late, nearly a layer.
+- *Early* ones ("offload early") are copied in the iteration that makes them, and fetched
+  in the one that reads them: what is made early is read late in the backward pass. The
+  next iteration's value would overwrite a carried one soon, and the copy would have to
+  hurry.
 
 A model written as a Python loop has one array per layer where a scan has stacked ones.
 The loop over the layer number then takes the layer's own arrays by `lax.switch`, which
@@ -26,11 +34,12 @@ import jax
 import jax.numpy as jnp
 
 from . import _jax
+from ._host_slots import empty_slots, read_slot, staged, write_slot
 from ._jaxpr import evaluate
 from ._linearize import LinearizedBody, linearize_body
 
 Stored = Mapping[int, str]
-"""Value number → "keep" or "offload"."""
+"""Value number → "keep", "offload" or "offload early" (see above)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +88,6 @@ class _Static:
 def scope_name(stack: str, position: int) -> str:
     """The named scope of the forward body's operation `position` in a labelled trace."""
     return f"stowax.value.{stack}.{position}"
-
-
-def to_host(value: Any) -> Any:
-    """The value in host memory, sharded as it was."""
-    return jax.device_put(value, jax.memory.Space.Host)
-
-
-def to_device(value: Any) -> Any:
-    """The value in device memory, sharded as it was."""
-    return jax.device_put(value, jax.memory.Space.Device)
 
 
 def run_stack(
@@ -176,14 +175,16 @@ def _scan(
     )
 
 
-def _scanned(stack: Stack, per_layer: Sequence[Any]) -> Any:
-    return jnp.arange(stack.count) if stack.separate else list(per_layer)
+def _scanned(stack: Stack, per_layer: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """What a scan hands to each iteration: the layer's number, its stacked inputs."""
+    return jnp.arange(stack.count), [] if stack.separate else list(per_layer)
 
 
-def _layer(stack: Stack, per_layer: Sequence[Any], x: Any) -> list[Any]:
+def _layer(stack: Stack, per_layer: Sequence[Any], x: tuple[Any, Any]) -> list[Any]:
     """The per-layer inputs of one iteration, given what the scan hands to it."""
+    number, stacked = x
     if not stack.separate:
-        return list(x)
+        return list(stacked)
     if not per_layer:
         return []
     with jax.named_scope("stowax.layer"):
@@ -191,7 +192,7 @@ def _layer(stack: Stack, per_layer: Sequence[Any], x: Any) -> list[Any]:
             lambda layer=layer: tuple(xs[layer] for xs in per_layer)
             for layer in range(stack.count)
         ]
-        return list(jax.lax.switch(x, branches))
+        return list(jax.lax.switch(number, branches))
 
 
 def _forward(
@@ -203,20 +204,22 @@ def _forward(
     carry: Sequence[Any],
     per_layer: Sequence[Any],
 ) -> tuple[Any, Any]:
-    keep = sorted(n for n, how in stored.items() if how == "keep")
-    offload = sorted(n for n, how in stored.items() if how == "offload")
+    keep, late, early = _ways(stored)
     program = body.forward
-    wanted = list(dict.fromkeys([*body.output_numbers, *keep, *offload]))
+    wanted = list(dict.fromkeys([*body.output_numbers, *keep, *late, *early]))
 
     def scope(position: int) -> Any:
         return jax.named_scope(scope_name(stack.name, position))
 
+    def scope_of(number: int) -> str:
+        return f"stowax.offload.{stack.name}.{number}"
+
     def step(state: Any, x: Any) -> tuple[Any, Any]:
-        carry, pending = state
-        slots = [
-            _named(f"stowax.offload.{stack.name}.{n}", to_host, value)
-            for n, value in zip(offload, pending, strict=True)
-        ]
+        carry, pending, slots = state
+        slots = dict(slots)
+        for n in late:
+            moved = staged(pending[n], x[0])
+            slots[n] = write_slot(slots[n], moved, x[0], scope_of(n))
         inputs = [*consts, *carry, *_layer(stack, per_layer, x)]
         values = program.run(
             wanted,
@@ -225,15 +228,17 @@ def _forward(
             scope=scope if label else None,
         )
         out = body.outputs(values)
-        following = [values[n] for n in offload]
+        for n in early:
+            slots[n] = write_slot(slots[n], values[n], x[0], scope_of(n))
+        following = {n: values[n] for n in late}
         kept = [values[n] for n in keep]
         carry_out, ys = out[: stack.carry_count], out[stack.carry_count :]
-        return (carry_out, following), (ys, kept, slots)
+        return (carry_out, following, slots), (ys, kept)
 
-    nothing = [_zeros(program.avals[n]) for n in offload]
-    init = (list(carry), nothing)
-    (carry, last), (ys, kept, slots) = _scan(
-        stack, step, init, _scanned(stack, per_layer)
+    nothing = {n: _zeros(program.avals[n]) for n in late}
+    slots = {n: empty_slots(stack.count, program.avals[n]) for n in [*late, *early]}
+    (carry, last, slots), (ys, kept) = _scan(
+        stack, step, (list(carry), nothing, slots), _scanned(stack, per_layer)
     )
     residuals = (
         _Static((stack, body, dict(stored))),
@@ -254,8 +259,7 @@ def _backward(
     cotangents: Any,
 ) -> list[Any]:
     consts, per_layer, kept, slots, last = residuals
-    keep = sorted(n for n, how in stored.items() if how == "keep")
-    offload = sorted(n for n, how in stored.items() if how == "offload")
+    keep, late, early = _ways(stored)
     first_layer = stack.const_count + stack.carry_count
     active = body.active_inputs
     active_consts = [i for i in active if i < stack.const_count]
@@ -267,22 +271,24 @@ def _backward(
     ct_carry = [_instantiate(carry_cotangents[k]) for k in carry_out]
     ct_ys = [_instantiate(y_cotangents[k]) for k in y_out]
 
+    def scope_of(number: int) -> str:
+        return f"stowax.fetch.{stack.name}.{number}"
+
     def step(state: Any, xs: Any) -> tuple[Any, Any]:
         ct_carry, ct_consts, current = state
-        x, kept, slots, ct_ys = xs
-        following = [
-            _named(f"stowax.fetch.{stack.name}.{n}", to_device, slot)
-            for n, slot in zip(offload, slots, strict=True)
-        ]
+        x, kept, ct_ys = xs
+        following = {n: read_slot(slots[n], x[0], scope_of(n)) for n in late}
         at_hand = dict(enumerate(consts))
         at_hand |= dict(enumerate(_layer(stack, per_layer, x), start=first_layer))
         at_hand |= dict(zip(keep, kept, strict=True))
-        at_hand |= dict(zip(offload, current, strict=True))
+        at_hand |= current
+        at_hand |= {n: read_slot(slots[n], x[0], scope_of(n)) for n in early}
         values = body.forward.run(body.residuals, at_hand)
         grads = body.pull_back(values, [*ct_carry, *ct_ys], ct_consts)
         by_input = dict(zip(active, grads, strict=True))
         ct_consts = [by_input[i] for i in active_consts]
         carried = [by_input[i] for i in active_carry]
+        following = {n: staged(value, x[0]) for n, value in following.items()}
         return (carried, ct_consts, following), [by_input[i] for i in active_layer]
 
     totals = [_instantiate(const_cotangents[i]) for i in active_consts]
@@ -290,7 +296,7 @@ def _backward(
         stack,
         step,
         (ct_carry, totals, last),
-        (_scanned(stack, per_layer), kept, slots, ct_ys),
+        (_scanned(stack, per_layer), kept, ct_ys),
         reverse=True,
     )
     grads: list[Any] = [None] * (first_layer + len(per_layer))
@@ -306,9 +312,13 @@ def _backward(
     return grads
 
 
-def _named(name: str, function: Callable, value: Any) -> Any:
-    with jax.named_scope(name):
-        return function(value)
+def _ways(stored: Stored) -> tuple[list[int], list[int], list[int]]:
+    """The numbers of the values that are kept, offloaded late and offloaded early."""
+    ways = ("keep", "offload", "offload early")
+    keep, late, early = (
+        sorted(n for n, how in stored.items() if how == way) for way in ways
+    )
+    return keep, late, early
 
 
 def _zeros(aval: Any) -> Any:

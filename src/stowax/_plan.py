@@ -7,14 +7,13 @@ with the three methods that need JAX.
 
 import importlib.metadata
 import platform
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
-from . import _jax
+from . import _asked
 from ._apply import StackPlan, apply_decisions, attach_options
 from ._describe import baseline_records, decision_records, in_the_way, stack_records
 from ._errors import ArgumentError, PlanMismatchError
@@ -29,10 +28,6 @@ from ._survey import Survey, take_survey
 from ._target import target as find_target
 from ._trace import Step, trace_step
 from ._trial import check_offloads
-from ._units import format_bytes, parse_bytes
-
-QUIET_SECONDS = 2.0
-"""Progress is shown, by default, once planning has taken this long."""
 
 
 class Plan(PlanRecord):
@@ -69,13 +64,15 @@ class Plan(PlanRecord):
         stacks = {
             s.name: StackPlan(fingerprint=s.fingerprint, stored=s.stored)
             for s in self.stacks
+            if s.stored is not None
         }
         jitted = apply_decisions(
             step,
-            None if self.outcome == "unneeded" else stacks,
+            stacks or None,
             Options(keep_checkpoint=self.keep_checkpoint, roll=self.roll),
             donate=self.donate_argnums,
             compiler_options=None if self.compile_only else self.compiler_options,
+            arguments=self.arguments,
         )
         return attach_options(jitted, self.compiler_options) if self.compile_only else jitted
 
@@ -143,7 +140,7 @@ def plan(
     roll: bool = True,
     donate: bool | None = None,
     compiler_options: Mapping[str, Any] | None = None,
-    progress: Callable[[str], None] | Literal[False] | None = None,
+    progress: _asked.Progress = None,
 ) -> Plan:
     """Decides what `step` keeps, offloads and computes again, and proves that it fits.
 
@@ -179,13 +176,14 @@ def plan(
     ```
     """
     started = time.perf_counter()
-    say = _progress(progress, started)
+    _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
+    say = _asked.sayer(progress, started)
     machine = target if isinstance(target, Target) else find_target(target)
-    device_limit = _budget(budget, "budget", machine.device_bytes, machine.memory_bytes)
-    host_limit = _budget(host_budget, "host_budget", machine.host_bytes, None)
+    device_limit = _asked.device_budget(budget, machine)
+    host_limit = _asked.host_budget(host_budget, machine)
     options = Options(keep_checkpoint=keep_checkpoint, roll=roll)
-    preferences = Preferences(pin=dict(pin or {}), forbid=tuple(forbid))
-    specs = machine.specs(*args)
+    preferences = Preferences(pin=pin or {}, forbid=forbid)
+    specs = _specs(machine, args)
     say(f"tracing {getattr(step, '__name__', 'the step')}")
     traced = trace_step(step, specs, options)
     say(f"surveying {len(traced.stacks)} repeated bodies on {machine.name}")
@@ -198,6 +196,7 @@ def plan(
         host_budget=host_limit,
         user_options=dict(compiler_options or {}),
         donate=donate,
+        as_written=not _asks_for_more(free, survey),
         say=say,
     )
     best = search.run()
@@ -214,38 +213,26 @@ def plan(
     )
 
 
-def _progress(
-    progress: Callable[[str], None] | Literal[False] | None, started: float
-) -> Callable[[str], None]:
-    if progress is False:
-        return lambda line: None
-    if progress is not None:
-        return progress
-    waiting: list[str] = []
-
-    def say(line: str) -> None:
-        waiting.append(line)
-        if time.perf_counter() - started > QUIET_SECONDS:
-            for text in waiting:
-                print(f"stowax: {text}", file=sys.stderr, flush=True)
-            waiting.clear()
-
-    return say
+def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`args` on the target; an error names the argument as `plan` knows it."""
+    try:
+        return machine.specs(*args)
+    except ArgumentError as error:
+        name = error.argument.replace("specs[", "args[", 1)
+        raise ArgumentError(name, error.got, error.instead) from None
 
 
-def _budget(
-    given: int | str | None, argument: str, default: int, most: int | None
-) -> int:
-    if given is None:
-        return default
-    amount = parse_bytes(given, argument)
-    if most is not None and amount > most:
-        raise ArgumentError(
-            argument,
-            f"{given!r}, more than the {format_bytes(most)} that a device has",
-            f"Write at most {format_bytes(most)!r}, or leave it out.",
-        )
-    return amount
+def _asks_for_more(free: Survey, survey: Survey) -> bool:
+    """Whether the user wants something moved that could stay as it is.
+
+    The step as it is written does not do that, even where it fits.
+    """
+    return any(
+        value.needed and "keep" in value.allowed and "keep" not in narrowed.allowed
+        for body, wanted in zip(free.bodies, survey.bodies, strict=True)
+        for value, narrowed in zip(body.values, wanted.values, strict=True)
+        if not value.available
+    )
 
 
 def _identity(
@@ -317,10 +304,21 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
         "donate_argnums": survey.step.donate if best.donated else (),
         "compiler_options": dict(best.options),
         "unpriced": survey.unpriced,
-        "notes": survey.target.notes,
+        "notes": _notes(survey, fits),
         "solving_seconds": search.solving_seconds,
         "in_the_way": () if fits else in_the_way(survey),
     }
+
+
+def _notes(survey: Survey, fits: bool) -> tuple[str, ...]:
+    if survey.bodies or fits:
+        return survey.target.notes
+    return (
+        "no layers repeat in what is marked, and stowax moves the values of repeated "
+        "layers: write them as jax.lax.scan, or as a Python loop over equal blocks, and "
+        "mark the function that runs them",
+        *survey.target.notes,
+    )
 
 
 def _proven(solution: Any) -> Outcome:

@@ -10,7 +10,9 @@ import dataclasses
 import json
 import os
 import pathlib
-import tempfile
+import secrets
+import types
+import typing
 from typing import Any
 
 from ._errors import ArgumentError, PlanMismatchError
@@ -43,14 +45,17 @@ class DecisionRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StackRecord:
-    """One repeated body: where it is, and what it stores (value number → how)."""
+    """One repeated body: where it is, and what it stores (value number → how).
+
+    `stored` is `None` where the step runs as it is written.
+    """
 
     name: str
     source: str
     count: int
     unrolled: bool
     fingerprint: str
-    stored: dict[int, str]
+    stored: dict[int, str] | None
     forward_seconds: float
     backward_seconds: float
     forward_window_used: float
@@ -158,20 +163,25 @@ class PlanRecord:
         return {"format": FORMAT_VERSION, **_plain(self)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as JSON; the file appears whole or not at all."""
+        """Writes the plan as JSON; the file appears whole or not at all.
+
+        **Raises:** `ArgumentError` if nothing can be written there.
+        """
         text = json.dumps(self.to_json(), indent=1) + "\n"
         target = pathlib.Path(path)
-        handle, temporary = tempfile.mkstemp(
-            dir=target.parent or ".", prefix=f".{target.name}."
-        )
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
+            temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
+        except OSError as error:
+            raise ArgumentError(
+                "path",
+                f"{os.fspath(path)!r}, which cannot be written ({error.strerror})",
+                "Give a file in a folder that exists and may be written to.",
+            ) from None
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
 
 def _plain(value: Any) -> Any:
@@ -194,7 +204,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     instead = "Give a file that Plan.save or `stowax plan -o` wrote."
     try:
-        data = json.loads(pathlib.Path(path).read_text())
+        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArgumentError("path", f"{os.fspath(path)!r}, which does not exist", instead) from None
     except (OSError, ValueError) as error:
@@ -227,22 +237,47 @@ def _typed(data: dict[str, Any], path: str, instead: str) -> dict[str, Any]:
     try:
         for field, kind in _NESTED.items():
             data[field] = tuple(
-                kind(**{k: _tuple(v) for k, v in item.items()}) for item in data[field]
+                kind(**_checked(kind, {k: _tuple(v) for k, v in item.items()}))
+                for item in data[field]
             )
         data["stacks"] = tuple(
-            dataclasses.replace(s, stored={int(k): v for k, v in s.stored.items()})
+            dataclasses.replace(
+                s, stored=s.stored and {int(k): v for k, v in s.stored.items()}
+            )
             for s in data["stacks"]
         )
         expected = {f.name for f in dataclasses.fields(PlanRecord)}
         if missing := expected - data.keys():
-            raise KeyError(f"no field {sorted(missing)[0]}")
+            raise KeyError(f"field {sorted(missing)[0]}")
         if extra := data.keys() - expected:
-            raise KeyError(f"unknown field {sorted(extra)[0]}")
+            raise ValueError(f"unknown field {sorted(extra)[0]!r}")
+        return _checked(PlanRecord, {k: _tuple(v) for k, v in data.items()})
     except (KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
         raise ArgumentError(
-            "path", f"{path!r}, which is no whole plan ({error})", instead
+            "path", f"{path!r}, which is no whole plan ({reason})", instead
         ) from None
-    return {k: _tuple(v) for k, v in data.items()}
+
+
+def _checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """`values` of the fields of `kind`, each of the field's own type on the outside."""
+    for field in dataclasses.fields(kind):
+        if field.name in values and not _is_a(values[field.name], field.type):
+            raise TypeError(f"{field.name} is {values[field.name]!r:.40}")
+    return values
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return value in arguments
+    if origin is types.UnionType:
+        return any(_is_a(value, argument) for argument in arguments)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, origin or kind)
 
 
 def _tuple(value: Any) -> Any:

@@ -1,154 +1,259 @@
-"""The user has the last word: pins, and kinds of decision that are forbidden.
+"""The user has the last word: pinned decisions and forbidden ones.
 
-Patterns are `fnmatch` patterns, case-insensitive, tried on a value's name, its role, and
-its source line (`model.py:41`, with or without the folders). A pattern that matches
-nothing is an error that lists near names: a silent one is the classic way to plan
-something else than one thinks (see `jax.checkpoint` policies and misspelt names).
+`plan` builds one `Preferences` from its arguments `pin` and `forbid`, lets it narrow what
+is open for every value (`allow`), and asks afterwards whether every pattern met something
+(`check_matched`): a pattern with a typing error would else pin nothing, and nobody would
+notice.
+
+Patterns are those of the shell (`*`, `?`, `[...]`), in upper or lower case alike, and are
+compared with a value's name (`"*attention*"`), its role (`"activation"`) and its source
+line, with or without folders (`"model.py:41"`, `"*/model.py:*"`). One pattern, then the
+decision:
+
+- `pin={"*attention*": "keep"}`; on the command line `--pin "*attention*=keep"`;
+- `forbid=("offload", "recompute:*dropout*")`: a decision, alone or with a pattern after a
+  colon; on the command line `--forbid "recompute:*dropout*"`.
+
+Later pins win over earlier ones. A pattern such as `"*attention*"` meets large arrays and
+small ones, weights and masks; a pin holds for those of them that it is possible for. If
+it is possible for none, that is an error that says why (`check_matched`).
 """
 
 import dataclasses
 import difflib
 import fnmatch
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 from ._errors import ArgumentError
 from ._stages import DECISIONS, Decision, Value
 
-_ANY = "*"
+_MOST_NEAR_NAMES = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    argument: str
+    """One pin or one forbidden decision; `text` is what the user wrote."""
+
+    text: str
     pattern: str
     decision: Decision
+    pinned: bool
+
+    @property
+    def argument(self) -> str:
+        return f"pin[{self.text!r}]" if self.pinned else f"forbid {self.text!r}"
 
     def matches(self, value: Value) -> bool:
         pattern = self.pattern.lower()
-        return any(fnmatch.fnmatchcase(text, pattern) for text in _texts(value))
+        return any(fnmatch.fnmatchcase(w.lower(), pattern) for w in _words(value))
 
 
 class Preferences:
-    """What the user asked for, applied to values one by one.
+    """What the user pinned and forbade, and what it has met so far.
 
-    **Arguments:** `pin` maps patterns to the one decision that is left for what they
-    match; later pins win. `forbid` holds decisions (`"offload"`), or a decision and a
-    pattern with a colon between (`"recompute:*attention*"`).
+    **Arguments:** `pin` maps patterns to `"keep"`, `"offload"` or `"recompute"`; `forbid`
+    lists decisions, alone or as `"decision:pattern"`.
 
-    **Raises:** `ArgumentError` for words that are no decisions.
+    **Raises:** `ArgumentError` for an unknown decision or an empty pattern.
+
+    >>> preferences = Preferences(pin={"*attention*": "keep"}, forbid=("offload",))
+    >>> preferences.patterns()
+    (('*attention*', 'keep'),)
     """
 
-    def __init__(self, pin: Mapping[str, str], forbid: tuple[str, ...] = ()):
-        self._pins = [
-            _Rule(
-                argument="pin", pattern=pattern, decision=_decision(word, "pin", pattern)
-            )
-            for pattern, word in pin.items()
-        ]
-        self._bans = []
-        for text in (forbid,) if isinstance(forbid, str) else forbid:
-            word, _, pattern = text.partition(":")
-            decision = _decision(word, "forbid", text)
-            self._bans.append(
-                _Rule(argument="forbid", pattern=pattern or _ANY, decision=decision)
-            )
-        self._counts: dict[_Rule, int] = {}
+    def __init__(self, *, pin: Mapping[str, Decision], forbid: Collection[str] = ()):
+        if isinstance(forbid, str):
+            forbid = (forbid,)
+        self._rules = (
+            *(_pin(pattern, decision) for pattern, decision in pin.items()),
+            *(_forbidden(text) for text in forbid),
+        )
+        self._met: dict[_Rule, dict[Value, bool]] = {r: {} for r in self._rules}
         self._seen: dict[str, None] = {}
 
     def allow(self, value: Value) -> frozenset[Decision]:
-        """The decisions left open for `value`.
+        """`value.allowed`, narrowed; remembers which rules met the value.
 
-        **Raises:** `ArgumentError` for a pin that asks for what the value cannot do.
+        Values for which nothing is decided (weights, constants) are left as they are, and
+        so is what depends on constants alone: it is computed wherever it is read, which
+        no prohibition can change. Neither counts as met.
+
+        **Raises:** `ArgumentError` if a pin asks for what is forbidden.
         """
         if value.available:
             return value.allowed
-        self._seen.update(dict.fromkeys(_texts(value)))
-        allowed = value.allowed
-        for rule in self._bans:
-            if rule.matches(value):
-                self._count(rule)
-                allowed -= {rule.decision}
+        self._seen.update(dict.fromkeys(_words(value)))
+        met = [rule for rule in self._rules if rule.matches(value)]
+        for rule in met:
+            self._met[rule].setdefault(value, rule.decision in value.allowed)
+        forbidden = {r.decision: r for r in met if not r.pinned}
         pin = self._pin_of(value)
         if pin is None:
-            return allowed
-        for rule in self._pins:
-            if rule.matches(value):
-                self._count(rule)
-        if pin.decision not in value.allowed:
-            # What surrounds the value matched as well: only what the backward pass reads
-            # was surely meant.
-            if not value.needed or pin.decision == "offload":
-                return allowed
+            return value.allowed - forbidden.keys() or value.allowed
+        if pin.decision in forbidden:
             raise ArgumentError(
-                "pin",
-                f"{pin.pattern!r}: {pin.decision!r}, which matches {value.name} "
-                f"({value.source or 'no source line'}), and it {_why_not(value, pin)}",
-                f"It can be: {', '.join(sorted(value.allowed))}.",
+                pin.argument,
+                f"{pin.decision!r} for {_called(value)}, which is forbidden by "
+                f"{forbidden[pin.decision].text!r}",
+                "Leave out one of the two, or narrow its pattern.",
             )
         return frozenset({pin.decision})
 
     def matched(self, value: Value) -> str | None:
-        """The pattern of the pin that decides about `value`, if one does."""
+        """The pattern of the pin that decides for `value`, else the text of what forbids
+        one of its decisions; `None` where the planner is free.
+        """
         if value.available:
             return None
         pin = self._pin_of(value)
-        return pin.pattern if pin and pin.decision in value.allowed else None
+        if pin is not None:
+            return pin.pattern
+        met = [r.text for r in self._rules if not r.pinned and r.matches(value)]
+        return met[-1] if met else None
+
+    def patterns(self) -> tuple[tuple[str, Decision], ...]:
+        """The pins, in the order given: pattern and decision."""
+        return tuple((r.pattern, r.decision) for r in self._rules if r.pinned)
+
+    def count(self, pattern: str, decision: Decision) -> int:
+        """How many values a pin has met and is possible for, even if a later one wins."""
+        return sum(
+            sum(met.values())
+            for rule, met in self._met.items()
+            if rule.pinned and (rule.pattern, rule.decision) == (pattern, decision)
+        )
+
+    def without(self, pattern: str, decision: Decision) -> "Preferences":
+        """The same preferences but for one pin: what they would give tells its price."""
+        pins = {p: d for p, d in self.patterns() if (p, d) != (pattern, decision)}
+        return Preferences(
+            pin=pins, forbid=tuple(r.text for r in self._rules if not r.pinned)
+        )
 
     def check_matched(self) -> None:
-        """**Raises:** `ArgumentError` for a pattern that has matched no value so far."""
-        for rule in (*self._pins, *self._bans):
-            if rule in self._counts or rule.pattern == _ANY:
-                continue
-            wanted = rule.pattern.lower().strip("*")
-            near = difflib.get_close_matches(wanted, list(self._seen), n=5, cutoff=0.3)
-            raise ArgumentError(
-                rule.argument,
-                f"{rule.pattern!r}, which matches no value",
-                f"Near names: {'; '.join(near)}." if near else "Print a plan for names.",
-            )
+        """To be called when every value went through `allow`.
 
-    def patterns(self) -> list[tuple[str, str]]:
-        """The pins, as pattern and decision."""
-        return [(r.pattern, r.decision) for r in self._pins]
-
-    def without(self, pattern: str, decision: str) -> "Preferences":
-        """The same preferences less one pin."""
-        left = {
-            r.pattern: r.decision
-            for r in self._pins
-            if (r.pattern, r.decision) != (pattern, decision)
-        }
-        bans = tuple(f"{r.decision}:{r.pattern}" for r in self._bans)
-        return Preferences(pin=left, forbid=bans)
-
-    def count(self, pattern: str, decision: str) -> int:
-        """How many values a pin matched."""
-        rules = [r for r in self._pins if (r.pattern, r.decision) == (pattern, decision)]
-        return sum(self._counts.get(r, 0) for r in rules)
+        **Raises:** `ArgumentError` for a pattern that met nothing, with the names and
+        source lines nearest to it, and for a pin that is possible for nothing that it
+        met, with the reason.
+        """
+        for rule, met in self._met.items():
+            if rule.pinned and met and not any(met.values()):
+                raise _impossible(rule, tuple(met))
+            if not met and (rule.pinned or rule.pattern != "*"):
+                raise _unmatched(rule, tuple(self._seen))
 
     def _pin_of(self, value: Value) -> _Rule | None:
-        return next((r for r in reversed(self._pins) if r.matches(value)), None)
+        pins = [
+            rule
+            for rule in self._rules
+            if rule.pinned and rule.decision in value.allowed and rule.matches(value)
+        ]
+        return pins[-1] if pins else None
 
-    def _count(self, rule: _Rule) -> None:
-        self._counts[rule] = self._counts.get(rule, 0) + 1
+
+def _pin(pattern: str, decision: str) -> _Rule:
+    if decision not in DECISIONS:
+        raise ArgumentError(
+            f"pin[{pattern!r}]", repr(decision), f"Write {_alternatives()}."
+        )
+    if not pattern:
+        raise ArgumentError("pin", "an empty pattern", "Write '*' to mean every value.")
+    return _Rule(text=pattern, pattern=pattern, decision=decision, pinned=True)
 
 
-def _decision(word: str, argument: str, given: str) -> Decision:
-    for decision in DECISIONS:
-        if word == decision:
-            return decision
-    raise ArgumentError(
-        argument, f"{word!r} in {given!r}", f"Write one of {', '.join(DECISIONS)}."
+def _forbidden(text: str) -> _Rule:
+    decision, colon, pattern = text.partition(":")
+    if decision not in ("offload", "recompute") or (colon and not pattern):
+        raise ArgumentError(
+            "forbid",
+            repr(text),
+            "Write 'offload' or 'recompute', alone or with a pattern after a colon: "
+            "'recompute:*dropout*'. To forbid keeping, pin another decision.",
+        )
+    return _Rule(
+        text=text,
+        pattern=pattern or "*",
+        decision=cast(Decision, decision),
+        pinned=False,
     )
 
 
-def _texts(value: Value) -> list[str]:
-    source = value.source.lower()
-    return [value.name.lower(), value.role, source, pathlib.Path(source).name]
+def _alternatives() -> str:
+    *first, last = [repr(d) for d in DECISIONS]
+    return f"{', '.join(first)} or {last}"
 
 
-def _why_not(value: Value, rule: _Rule) -> str:
-    if rule.decision == "recompute":
-        return "is given to the layer and cannot be computed again"
-    return f"cannot be {rule.decision}"
+def _words(value: Value) -> tuple[str, ...]:
+    """What a pattern is compared with."""
+    words = [value.name, value.role]
+    if value.source:
+        words += [value.source, pathlib.PurePath(value.source).name]
+    return tuple(dict.fromkeys(words))
+
+
+def _called(value: Value) -> str:
+    where = f" ({value.source})" if value.source else ""
+    shape = ",".join(str(n) for n in value.shape)
+    return f"{value.name}{where}, {value.dtype}[{shape}]"
+
+
+_WHY = {
+    "recompute input": "it enters the layer from the one before, so it cannot be computed "
+    "again inside of it",
+    "effects": "running its operation again would be noticed (printing, a callback)",
+    "offload": "it is too small, is no floating-point matrix, or the target has no host "
+    "memory, so it cannot be offloaded",
+    "keep": "it depends on constants alone and is computed again wherever it is read, so "
+    "it is never kept",
+}
+
+
+def _impossible(pin: _Rule, met: Sequence[Value]) -> ArgumentError:
+    largest = max(met, key=lambda value: value.bytes)
+    if largest.allowed == {"recompute"}:
+        why = _WHY["keep"]
+    elif pin.decision == "recompute":
+        why = _WHY["recompute input" if largest.operation is None else "effects"]
+    else:
+        why = _WHY["offload"]
+    others = f" and {len(met) - 1} more" if len(met) > 1 else ""
+    possible = " or ".join(repr(d) for d in DECISIONS if d in largest.allowed)
+    return ArgumentError(
+        pin.argument,
+        f"{pin.decision!r}, which is impossible for {_called(largest)}{others}: {why}",
+        f"Pin it to {possible}, or leave the pin out.",
+    )
+
+
+def _unmatched(rule: _Rule, seen: Sequence[str]) -> ArgumentError:
+    near = _near(rule.pattern, seen)
+    known = (
+        f"Nearest: {', '.join(near)}."
+        if near
+        else "The step has no repeated layers whose values could be named."
+    )
+    return ArgumentError(
+        rule.argument,
+        "a pattern that matches no value's name, role or source line",
+        f"{known} Patterns may hold * and ?, such as '*attention*' or 'model.py:4?'.",
+    )
+
+
+def _near(pattern: str, words: Sequence[str]) -> list[str]:
+    """The words most like the pattern, letters outside of wildcards counting alone."""
+    plain = pattern.translate(str.maketrans("", "", "*?[]")).lower()
+    ranked = sorted(
+        words,
+        key=lambda word: -_likeness(plain, word.lower()),
+    )
+    return [repr(word) for word in ranked[:_MOST_NEAR_NAMES]]
+
+
+def _likeness(plain: str, word: str) -> float:
+    matcher = difflib.SequenceMatcher(None, plain, word, autojunk=False)
+    shared = sum(block.size for block in matcher.get_matching_blocks())
+    longest = matcher.find_longest_match().size
+    return longest + shared / (len(plain) + len(word) + 1)

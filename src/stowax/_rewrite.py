@@ -27,7 +27,8 @@ from ._repeats import Repeat, find_repeats
 class Options:
     """How marked functions are read. `keep_checkpoint` leaves the user's own
     `jax.checkpoint` calls inside repeated bodies as they are; `roll` looks for the
-    repeating blocks of unrolled loops."""
+    repeating blocks of unrolled loops.
+    """
 
     keep_checkpoint: bool = False
     roll: bool = True
@@ -52,16 +53,27 @@ class Rewriter:
         self.choose, self.options, self.prepare = choose, options, prepare
         self.label = label
         self.calls: dict[str, str] = {}
+        # Inside of a marked function a mark adds nothing: its layers are found already.
+        self.tracing = False
 
     def __call__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        with without_objects(function, args, kwargs) as (pure, finish):
-            call = trace_call(
-                pure, name_of(function), keep_checkpoint=self.options.keep_checkpoint
-            )
+        if self.tracing:
+            return function(*args, **kwargs)
+        with without_objects(function, args, kwargs) as pure:
+            self.tracing = True
+            try:
+                call = trace_call(
+                    pure.function,
+                    pure.given,
+                    name_of(function),
+                    keep_checkpoint=self.options.keep_checkpoint,
+                )
+            finally:
+                self.tracing = False
             out = call.map_batch(self.run) if _jax.under_vmap() else self.run(call)
-            return finish(call.assemble(out))
+            return pure.finish(call.assemble(out))
 
     def run(self, call: Call) -> list[Any]:
         """The outputs of a call, its stacks run as `choose` says."""

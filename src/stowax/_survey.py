@@ -46,7 +46,7 @@ class Survey:
         self, device_bytes: int, host_bytes: int, correction: int = 0
     ) -> Problem:
         """The planner's question, with `correction` bytes added to what is reserved."""
-        reserved = max(0, self.reserved_bytes + correction)
+        reserved = self.reserved_bytes + correction  # below zero: live bytes fused away
         bodies = tuple(
             dataclasses.replace(
                 body,
@@ -84,7 +84,7 @@ class Survey:
             plans[body.name] = StackPlan(
                 fingerprint=traced.body.forward.fingerprint,
                 stored={
-                    index: decision
+                    index: _way(body, index, decision)
                     for index, decision in enumerate(chosen)
                     if decision in ("keep", "offload")
                 },
@@ -158,6 +158,15 @@ def stored_bytes(bodies: Sequence[Body], decisions: Decisions) -> int:
         for value, decision in zip(body.values, chosen, strict=True)
         if decision == "keep"
     )
+
+
+def _way(body: Body, index: int, decision: str) -> str:
+    """How an offloaded value travels: early if it arises in a layer's first half."""
+    if decision != "offload":
+        return decision
+    maker = body.values[index].operation
+    before = 0.0 if maker is None else sum(o.seconds for o in body.operations[:maker])
+    return "offload early" if before < 0.5 * body.forward_seconds else "offload"
 
 
 def _read_in_backward(body: Body) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ with its linearized body. The roles come from the same trace (`_roles`).
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,9 +66,22 @@ class Step:
 
 
 def available(stack: Stack, body: LinearizedBody) -> frozenset[int]:
-    """Values that the backward pass has at hand anyway: constants and weights."""
-    count = body.forward.input_count + body.forward.const_count
-    return frozenset(range(count)) - frozenset(stack.carry_inputs)
+    """Values that the backward pass has at hand anyway.
+
+    Constants, weights, and what depends on constants alone (masks, tables of angles):
+    that is the same in every layer, and XLA computes it once, outside of the loop.
+    """
+    program = body.forward
+    first = program.input_count
+    invariant = {
+        *range(stack.const_count),
+        *range(first, first + program.const_count),
+    }
+    for node in program.nodes:
+        if all(i is None or i in invariant for i in node.inputs):
+            invariant.update(node.outputs)
+    weights = range(stack.carry_inputs.stop, first)
+    return frozenset({*invariant, *weights})
 
 
 def store_all(stack: Stack, body: LinearizedBody) -> dict[int, str]:
@@ -106,6 +120,11 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
             "step: no function marked with @stowax.stow was called. Write @stowax.stow "
             "above the function that jax.value_and_grad or jax.grad is applied to."
         )
+    if not _jax.open_jaxpr(jaxpr).outvars:
+        raise StepError(
+            "step: it returns no array, so nothing that it computes is used. Return the "
+            "new state and the loss."
+        )
     roles, differentiated = find_roles(jaxpr, len(specs))
     if not differentiated:
         names = ", ".join(sorted(set(rewriter.calls.values())))
@@ -121,7 +140,7 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
     out = [v.aval for v in _jax.open_jaxpr(jaxpr).outvars]
     positions = [path[0].idx for path, _ in leaves]
     return Step(
-        name=getattr(step, "__qualname__", repr(step)),
+        name=_name(step),
         arguments=arguments,
         stacks={
             name: TracedStack(stack=stack, body=body)
@@ -130,6 +149,12 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
         donate=_donatable(positions, arguments, out),
         jaxpr=jaxpr,
     )
+
+
+def _name(step: Any) -> str:
+    while isinstance(step, functools.partial):
+        step = step.func
+    return getattr(step, "__qualname__", None) or type(step).__qualname__
 
 
 def check_step(step: Any) -> None:

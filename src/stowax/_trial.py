@@ -115,7 +115,7 @@ def _vanished(
     for name, plan in stacks.items():
         body = bodies[name]
         for number, how in plan.stored.items():
-            if how != "offload":
+            if not how.startswith("offload"):
                 continue
             value = body.values[number]
             planned += body.count * value.bytes

@@ -5,31 +5,17 @@ are opinions, so they stand in rows of their own: the hand-written policies are
 predictions and are compared with this plan's prediction, never with its compiled row.
 """
 
-import dataclasses
-import textwrap
 from collections.abc import Sequence
 
-from .._plan_record import DecisionRecord, PlanRecord, StackRecord
+from .._plan_record import DecisionRecord, PlanRecord
 from .._units import format_bytes, format_seconds
-from ._layout import count_of, cut, facts, lines_of, short_source, table, text_width
+from ._decisions_text import decision_lines, stack_titles
+from ._layout import count_of, cut, facts, lines_of, table, text_width
 
 SCREEN = 40
 """Lines of a plan, where the number of stacks lets it: one screen."""
 
-_LEAST_GROUPS = 2  # shown per stack, however little room there is
-_MOST_BASELINES = 8  # all stacks and baselines together share a screen
-_WIDE = 110  # from here on a decision and its reason share a line
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Values of one stack that look alike and go the same way."""
-
-    decision: str
-    name: str
-    arrays: int
-    bytes: int
-    reason: str
+_MOST_BASELINES = 9  # two fewer for every stack: together they share a screen
 
 
 def plan_text(record: PlanRecord, width: int | None = None) -> str:
@@ -46,14 +32,15 @@ def plan_text(record: PlanRecord, width: int | None = None) -> str:
     top = [*_headline(record, columns), "", *_comparison(record, columns)]
     bottom = facts(_certificate(record), columns)
     room = SCREEN - len(top) - len(bottom) - 2
-    middle = _decisions(record, columns, room)
+    middle = decision_lines(record, columns, room)
     parts = [part for part in (top, middle, bottom) if part]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
 def _headline(record: PlanRecord, width: int) -> list[str]:
-    where = f"{record.target} ({record.device_kind}"
-    where += ", compile-only)" if record.compile_only else ")"
+    # A target that is not there has stand-ins for devices, whose kind says nothing.
+    kind = "compile-only" if record.compile_only else record.device_kind
+    step = record.step.rpartition("<locals>.")[2]
     budget = format_bytes(record.budget_bytes)
     used = format_bytes(record.device_bytes)
     if record.fits and record.outcome == "unneeded":
@@ -71,7 +58,7 @@ def _headline(record: PlanRecord, width: int) -> list[str]:
         )
     else:
         verdict = f"DOES NOT FIT: compiled {used} per device, budget {budget}."
-    text = [f"stowax plan for {record.step} on {where}", verdict]
+    text = [f"stowax plan for {step} on {record.target} ({kind})", verdict]
     if record.fits and record.outcome != "unneeded":
         text.append(_against_baselines(record))
     return [line for part in text if part for line in lines_of(part, width)]
@@ -123,7 +110,7 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
         ),
     ]
     ordered = sorted(record.baselines, key=lambda b: (not b.fits, b.seconds))
-    most = max(3, _MOST_BASELINES - len(record.stacks))
+    most = max(3, _MOST_BASELINES - 2 * len(record.stacks))
     for baseline in ordered[:most]:
         change = f"{baseline.seconds / model - 1:+.1%}" if model else ""
         rows.append(
@@ -147,136 +134,6 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
     return lines
 
 
-def _decisions(record: PlanRecord, width: int, room: int) -> list[str]:
-    if not record.decisions:
-        return []
-    if all(d.decision == "keep" for d in record.decisions):
-        kept = sum(d.count * d.bytes for d in record.decisions)
-        return lines_of(
-            f"All {count_of(len(record.decisions), 'value')} that the backward pass "
-            f"reads stay on the device ({format_bytes(kept)}).",
-            width,
-        )
-    names = list(dict.fromkeys(d.stack for d in record.decisions))
-    stacks = {stack.name: stack for stack in record.stacks}
-    lines: list[str] = []
-    for position, name in enumerate(names):
-        values = [d for d in record.decisions if d.stack == name]
-        lines += [""] if lines else []
-        lines += _stack_header(name, stacks.get(name), width)
-        left = (room - len(lines)) // (len(names) - position)
-        lines += _stack_groups(values, left, width)
-    return lines
-
-
-def _stack_header(name: str, stack: StackRecord | None, width: int) -> list[str]:
-    if stack is None:
-        return lines_of(f"{name or 'outside the stacks'}:", width)
-    kind = "unrolled loop" if stack.unrolled else "scan"
-    where = f", {short_source(stack.source)}" if stack.source else ""
-    forward, backward = stack.forward_window_used, stack.backward_window_used
-    times = (
-        f"forward {format_seconds(stack.forward_seconds)} a layer"
-        + (f" (copies fill {forward:.0%})" if forward else "")
-        + f", backward {format_seconds(stack.backward_seconds)}"
-        + (f" ({backward:.0%})" if backward else "")
-    )
-    head = f"{stack.name}: {count_of(stack.count, 'layer')} ({kind}{where})"
-    if len(head) + len(times) + 2 <= width:
-        return [f"{head}; {times}"]
-    return [*lines_of(head, width), *lines_of(f"  {times}", width)]
-
-
-def _stack_groups(values: Sequence[DecisionRecord], room: int, width: int) -> list[str]:
-    """As many groups as `room` lines hold, the reasons whole if all of them fit."""
-    groups = _grouped(values)
-    lines = _drawn_groups(groups, width, reason_lines=2)
-    shown = len(groups)
-    while len(lines) > room and shown >= _LEAST_GROUPS:
-        lines = _drawn_groups(groups[:shown], width, reason_lines=1)
-        if folded := groups[shown:]:
-            lines += _fold(folded, values, width)
-        shown -= 1
-    return lines
-
-
-def _drawn_groups(
-    groups: Sequence[_Group], width: int, *, reason_lines: int
-) -> list[str]:
-    wide = width >= _WIDE
-    # Indent, decision, size and number of arrays, with the gaps between the columns.
-    room = width - 2 - 11 - 12 - 2 - max(len(f"{g.arrays} ×") for g in groups)
-    room_for_name = room * 2 // 5 if wide else room
-    names = [cut(group.name, room_for_name) for group in groups]
-    if wide:
-        room -= max(map(len, names)) + 2
-    rows = []
-    for group, name in zip(groups, names, strict=True):
-        size = format_bytes(group.bytes)
-        row = (group.decision, size, f"{group.arrays} ×", name)
-        reasons = _folded_text(group.reason, room - (0 if wide else 2), reason_lines)
-        if wide:
-            rows.append((*row, reasons[0] if reasons else ""))
-            rows += [("", "", "", "", more) for more in reasons[1:]]
-        else:
-            rows.append(row)
-            rows += [("", "", "", f"  {reason}") for reason in reasons]
-    sides = ("left", "right", "right", "left", "left")[: 5 if wide else 4]
-    return lines_of(table(("",) * len(sides), rows, sides, indent=2), width)
-
-
-def _folded_text(text: str, width: int, most: int) -> list[str]:
-    """`text` in at most `most` lines, the end marked where some is missing."""
-    lines = textwrap.wrap(text, width)
-    if len(lines) > most:
-        lines = [*lines[: most - 1], cut(" ".join(lines[most - 1 :]), width)]
-    return lines
-
-
-def _grouped(values: Sequence[DecisionRecord]) -> list[_Group]:
-    together: dict[tuple[str, ...], list[DecisionRecord]] = {}
-    for value in values:
-        together.setdefault((value.decision, value.name, value.source), []).append(
-            value
-        )
-    groups = [_group(alike) for alike in together.values()]
-    return sorted(groups, key=lambda group: -group.bytes)
-
-
-def _group(alike: Sequence[DecisionRecord]) -> _Group:
-    largest = max(alike, key=lambda value: value.bytes)
-    source = short_source(largest.source)
-    named = largest.name
-    if source and source not in named:
-        named = f"{named} ({source})"
-    reason = largest.reason
-    if largest.pinned is not None:
-        reason = f"pinned by {largest.pinned!r}" + (f"; {reason}" if reason else "")
-    return _Group(
-        decision=largest.decision,
-        name=named,
-        arrays=sum(value.count for value in alike),
-        bytes=sum(value.count * value.bytes for value in alike),
-        reason=reason,
-    )
-
-
-def _fold(
-    folded: Sequence[_Group], values: Sequence[DecisionRecord], width: int
-) -> list[str]:
-    layers = max(value.count for value in values)
-    parts = []
-    for decision in ("offload", "keep", "recompute"):
-        of_it = [group for group in folded if group.decision == decision]
-        if of_it:
-            number = sum(group.arrays for group in of_it) / layers
-            size = format_bytes(sum(group.bytes for group in of_it))
-            parts.append(f"{number:g} {decision}, {size}")
-    total = sum(group.arrays for group in folded) / layers
-    text = f"and {count_of(total, 'smaller value')}: {'; '.join(parts)}"
-    return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
-
-
 def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     moves = record.outcome != "unneeded"
@@ -287,10 +144,9 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
         pairs.append(("step time", _step_time(record)))
         pairs.append(("bound", _bound(record)))
         if record.binding:
-            pairs.append(("limited by", ", ".join(record.binding)))
+            pairs.append(("limited by", _binding(record)))
         if record.seconds_per_gib > 0:
-            buys = format_seconds(record.seconds_per_gib)
-            pairs.append(("1 GiB more", f"would save about {buys} of each step"))
+            pairs.append(_more_memory(record))
         if record.smallest_budget:
             pairs.append(("at least", _smallest(record)))
     for pin in record.pins:
@@ -328,6 +184,20 @@ def _step_time(record: PlanRecord) -> str:
 def _bound(record: PlanRecord) -> str:
     bound = format_seconds(record.bound_seconds)
     return f"no plan is faster than {bound} under the model; gap {record.gap:.2%}"
+
+
+def _binding(record: PlanRecord) -> str:
+    text = ", ".join(record.binding)
+    for name, title in stack_titles(record).items():
+        text = text.replace(name, title)
+    return text
+
+
+def _more_memory(record: PlanRecord) -> tuple[str, str]:
+    """What one more unit buys: one that is small beside the budget, as prices are."""
+    of_gib, unit = (1, "GiB") if record.budget_bytes >= 4 * 2**30 else (2**10, "MiB")
+    buys = format_seconds(record.seconds_per_gib / of_gib)
+    return f"1 {unit} more", f"would save about {buys} of each step"
 
 
 def _smallest(record: PlanRecord) -> str:

@@ -1,0 +1,163 @@
+"""The table of `benchmarks.budgets`, written from its cells: broken bars first."""
+
+import pathlib
+from typing import Any
+
+from benchmarks import _record
+from benchmarks._record import gib
+
+COMMAND = "python -m benchmarks.budgets"
+AFTER, BEFORE = 0.05, 0.25
+"""Bars on the prediction: compiled over predicted, after the loop and before it."""
+SLOWER = 1e-3
+"""A plan this much slower than a baseline under the same model counts as slower."""
+
+
+def broken_bars(line: dict[str, Any]) -> list[str]:
+    """What a cell does not reach, in words; empty where all is well."""
+    if "error" in line:
+        return [f"error: {line['error'].splitlines()[0]:.160}"]
+    found = []
+    compiled, budget = line["compiled_bytes"], line["budget_bytes"]
+    if line["fits"] and compiled > budget:
+        found.append(f"says it fits, and takes {gib(compiled)} of {gib(budget)} GiB")
+    if not line["fits"]:
+        found.append(f"does not fit: {gib(compiled)} of {gib(budget)} GiB")
+    verified = line.get("verified_bytes")
+    if verified is not None and verified > budget:
+        found.append(f"compiled again it takes {gib(verified)} of {gib(budget)} GiB")
+    if abs(line["error_after"]) > AFTER:
+        found.append(f"prediction after the loop off by {line['error_after']:+.1%}")
+    if abs(line["error_before"]) > BEFORE:
+        found.append(f"first prediction off by {line['error_before']:+.1%}")
+    best = line["best_baseline_seconds"]
+    if best is not None and line["model_seconds"] > best * (1 + SLOWER):
+        found.append(
+            f"{line['model_seconds'] / best - 1:.1%} slower than {line['best_baseline']}"
+        )
+    if line["compiles"] > 4:
+        found.append(f"{line['compiles']} compiles")
+    return found
+
+
+def write(lines_path: pathlib.Path) -> None:
+    """Writes the table beside `lines_path`; the last line of a cell counts."""
+    latest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in _record.read_lines(lines_path):
+        key = (line["target"], line["effort"], line["model"], str(line["cell"]))
+        latest[key] = line
+    cells = [line for line in latest.values() if line["cell"] != "ends"]
+    ends = [line for line in latest.values() if line["cell"] == "ends"]
+    text = [
+        "# Ten budgets, six models, two chips\n",
+        _record.provenance_text(COMMAND, dates=[line["date"] for line in cells]),
+        _HOW,
+        _summary(cells, ends),
+        *_sections(cells, ends),
+    ]
+    lines_path.with_suffix(".md").write_text("\n".join(text))
+
+
+_HOW = """Budgets lie evenly between the smallest that stowax says is feasible and what the
+step takes as it is written (compiled, state donated). *error* is compiled over predicted
+bytes: of the first program compiled / of the plan's own program after the loop. *model*
+is the planner's step time, *simulated* the one read off the compiled schedule; a baseline
+is compared under the planner's model. *again* is the total of
+`target.compile(plan.apply(step), *plan.specs(*args))`, compiled apart from the loop in one
+cell of each series. Seconds are of the wall, on a machine that was doing other
+things too; CPU seconds count all threads and the compiler's children. Cells for v5p-8 with
+effort *low* are planned with `exec_time_optimization_effort=-1.0` among the compiler
+options, which makes a compile several times faster; it is part of those plans. v5p-8 steps
+are planned for one device.
+"""
+
+
+def _summary(cells: list[dict[str, Any]], ends: list[dict[str, Any]]) -> str:
+    whole = [line for line in cells if "error" not in line]
+    broken = [(line, bar) for line in cells for bar in broken_bars(line)]
+    broken += [(line, broken_bars(line)[0]) for line in ends if "error" in line]
+    fit = sum(line["fits"] for line in whole)
+    kept = sum(
+        line["fits"] and line["compiled_bytes"] <= line["budget_bytes"]
+        for line in whole
+    )
+    clean = sum(not broken_bars(line) for line in cells)
+    offloading = sum(line["decisions"]["offload"] > 0 for line in whole)
+    text = (
+        f"**{len(cells)} cells; {fit} fit, {kept} of these within the budget as compiled; "
+        f"{clean} reach every bar.** Worst prediction after the loop "
+        f"{max((abs(c['error_after']) for c in whole), default=0):.1%}, before "
+        f"{max((abs(c['error_before']) for c in whole), default=0):.1%}. "
+        f"{offloading} plans offload something.\n"
+    )
+    if not broken:
+        return text + "\nNo bar is broken.\n"
+    lines = [
+        f"- {line['target']} {line['model']}, cell {line['cell']} "
+        f"(effort {line['effort']}): {bar}"
+        for line, bar in broken
+    ]
+    return text + "\nBars that are broken:\n\n" + "\n".join(lines) + "\n"
+
+
+def _sections(cells: list[dict[str, Any]], ends: list[dict[str, Any]]) -> list[str]:
+    text = []
+    for end in ends:
+        series = ("target", "effort", "model")
+        own = [c for c in cells if all(c[k] == end[k] for k in series)]
+        if "error" in end or not own:
+            continue
+        text.append(
+            f"## {end['target']}, {end['model']} (effort {end['effort']})\n\n"
+            f"As written {gib(end['keep_all_bytes'])} GiB, of which arguments "
+            f"{gib(end['state_bytes'])}; smallest budget {gib(end['smallest_budget'])} "
+            "GiB.\n"
+        )
+        rows = [_row(c) for c in sorted(own, key=lambda c: c["cell"])]
+        text.append(_record.table(_HEAD, rows))
+    return text
+
+
+_HEAD = (
+    "cell",
+    "budget GiB",
+    "fits",
+    "outcome",
+    "compiled",
+    "again",
+    "host",
+    "first predicted",
+    "predicted",
+    "error before / after",
+    "keep / offload / recompute",
+    "model ms",
+    "simulated ms",
+    "best baseline that fits, ms",
+    "compiles",
+    "planning s (CPU s)",
+)
+
+
+def _row(line: dict[str, Any]) -> list[str]:
+    if "error" in line:
+        return [str(line["cell"]), "", "", "error", *[""] * (len(_HEAD) - 4)]
+    best = line["best_baseline"]
+    again = line.get("verified_bytes")
+    return [
+        str(line["cell"]),
+        gib(line["budget_bytes"]),
+        "yes" if line["fits"] else "**no**",
+        line["outcome"],
+        gib(line["compiled_bytes"]),
+        gib(again) if again is not None else "",
+        gib(line["host_bytes"]),
+        gib(line["first_predicted_bytes"]),
+        gib(line["predicted_bytes"]),
+        f"{line['error_before']:+.1%} / {line['error_after']:+.1%}",
+        " / ".join(str(n) for n in line["decisions"].values()),
+        f"{1e3 * line['model_seconds']:.1f}",
+        f"{1e3 * line['simulated_seconds']:.1f}",
+        f"{best} {1e3 * line['best_baseline_seconds']:.1f}" if best else "none",
+        str(line["compiles"]),
+        f"{line['wall_seconds']:.0f} ({line['cpu_seconds']:.0f})",
+    ]

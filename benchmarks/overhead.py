@@ -1,0 +1,224 @@
+"""What stowax costs a program that uses it: at import, and at every step.
+
+Import: fresh processes, alternating `import jax` and `import stowax`; the median of the
+pairwise ratios. Dispatch: a tiny step on the CPU, planned and under plain `jax.jit`,
+called alternately in batches; the same median. Both are to be at most a little over 1:
+1.15 for the import, and for dispatch what two jitted functions differ by anyway, which
+is measured too (`jax.jit` against itself).
+
+    python -m benchmarks.overhead
+
+Writes docs/results/overhead.json and docs/results/overhead.md.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+
+import stowax
+from benchmarks import _record
+from benchmarks.models import scan_transformer
+
+COMMAND = "python -m benchmarks.overhead"
+RESULT = _record.RESULTS / "overhead.json"
+IMPORT_BAR = 1.15
+
+
+def import_seconds(module: str) -> float:
+    """Seconds that a fresh interpreter takes for `import module`, by its own clock."""
+    code = (
+        "import time; started = time.perf_counter()\n"
+        f"import {module}\n"
+        "print(time.perf_counter() - started)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    return float(done.stdout)
+
+
+def import_pairs(count: int) -> list[tuple[float, float]]:
+    """`(jax, stowax)` seconds, taken one after the other; the order alternates."""
+    pairs = []
+    import_seconds("jax"), import_seconds("stowax")  # files into the page cache
+    for i in range(count):
+        order = ("jax", "stowax") if i % 2 == 0 else ("stowax", "jax")
+        found = {module: import_seconds(module) for module in order}
+        pairs.append((found["jax"], found["stowax"]))
+    return pairs
+
+
+def slowest_imports(count: int) -> list[tuple[str, float]]:
+    """The modules outside jax that `import stowax` spends most on, by `-X importtime`.
+
+    Own seconds, grouped by top-level package; what jax itself imports is left out.
+    """
+
+    def own_seconds(statement: str) -> dict[str, float]:
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-c", statement],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        seconds: dict[str, float] = {}
+        for line in done.stderr.splitlines():
+            parts = line.removeprefix("import time:").split("|")
+            if len(parts) == 3 and parts[0].strip().isdigit():
+                seconds[parts[2].strip()] = int(parts[0]) / 1e6
+        return seconds
+
+    base, extra = own_seconds("import jax"), own_seconds("import stowax")
+    packages: dict[str, float] = {}
+    for module, seconds in extra.items():
+        if module not in base:
+            package = module.split(".")[0]
+            packages[package] = packages.get(package, 0.0) + seconds
+    return sorted(packages.items(), key=lambda item: -item[1])[:count]
+
+
+def batch_seconds(step: Any, state: Any, batch: Any, calls: int) -> tuple[float, Any]:
+    """Seconds per call of `calls` steps; the state is threaded through."""
+    jax.block_until_ready(state)
+    started = time.perf_counter()
+    for _ in range(calls):
+        state, _ = step(state, batch)
+    dispatched = (time.perf_counter() - started) / calls
+    jax.block_until_ready(state)
+    return dispatched, state
+
+
+def dispatch_pairs(
+    left: Any, right: Any, args: tuple[Any, ...], rounds: int, calls: int
+) -> list[tuple[float, float]]:
+    """Seconds per call of two jitted steps, in alternating batches."""
+    state, batch = args
+    states = [jax.tree.map(jax.numpy.copy, state) for _ in range(2)]
+    pairs = []
+    for i in range(rounds + 1):
+        found = [0.0, 0.0]
+        for which in (0, 1) if i % 2 == 0 else (1, 0):
+            step = (left, right)[which]
+            found[which], states[which] = batch_seconds(
+                step, states[which], batch, calls
+            )
+        if i:  # the first round compiles
+            pairs.append((found[0], found[1]))
+    return pairs
+
+
+def tiny_steps() -> tuple[Any, Any, Any, tuple[Any, ...], Any]:
+    """`jax.jit` of a tiny step twice, the planned step, arguments, and the plan."""
+    config = scan_transformer.Config(
+        layers=2,
+        width=8,
+        heads=2,
+        key_value_heads=1,
+        feed_forward=8,
+        vocabulary=8,
+        sequence=4,
+        batch=1,
+    )
+    step = scan_transformer.make_step(config)
+    state = scan_transformer.initial_state(config)
+    batch = scan_transformer.random_batch(config)
+    plan = stowax.plan(step, state, batch, budget=1 << 30, progress=False)
+    pinned = stowax.plan(
+        step,
+        state,
+        batch,
+        budget=max(1, plan.device_bytes - 1),
+        target="cpu",
+        progress=False,
+    )
+    donate = pinned.donate_argnums
+    # Two functions, so that each has a cache of its own.
+    plain, again = (
+        jax.jit(lambda s, b: step(s, b), donate_argnums=donate) for _ in range(2)
+    )
+    return plain, again, pinned.apply(step), (state, batch), pinned
+
+
+def measure(imports: int, rounds: int, calls: int) -> dict[str, Any]:
+    """Everything that the table says."""
+    loaded = import_pairs(imports)
+    plain, again, planned, args, plan = tiny_steps()
+    dispatched = dispatch_pairs(plain, planned, args, rounds, calls)
+    against_itself = dispatch_pairs(plain, again, args, rounds, calls)
+
+    def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
+        return {
+            "first_seconds": statistics.median(first for first, _ in pairs),
+            "second_seconds": statistics.median(second for _, second in pairs),
+            "ratio": _record.median_ratio(pairs),
+            "pairs": pairs,
+        }
+
+    return {
+        "import": summary(loaded),
+        "slowest_imports": slowest_imports(8),
+        "dispatch": summary(dispatched),
+        "dispatch_of_itself": summary(against_itself),
+        "planned_outcome": plan.outcome,
+        "planned_stored": [s.stored for s in plan.stacks],
+        "rounds": rounds,
+        "calls": calls,
+    }
+
+
+def write(found: dict[str, Any]) -> None:
+    """The JSON and the table."""
+    _record.write_json(RESULT, _record.provenance(COMMAND) | found)
+    extra = ", ".join(
+        f"{name} {1e3 * s:.0f} ms" for name, s in found["slowest_imports"]
+    )
+
+    def row(what: str, field: str, unit: float, bar: str) -> list[str]:
+        one = found[field]
+        return [
+            what,
+            f"{unit * one['first_seconds']:.1f}",
+            f"{unit * one['second_seconds']:.1f}",
+            f"{one['ratio']:.3f}",
+            bar,
+        ]
+
+    rows = [
+        row("import stowax / import jax, ms", "import", 1e3, f"≤ {IMPORT_BAR}"),
+        row("planned step / jax.jit, µs per call", "dispatch", 1e6, "about 1"),
+        row("jax.jit / jax.jit, µs per call", "dispatch_of_itself", 1e6, "(noise)"),
+    ]
+    text = [
+        "# What stowax costs a program that uses it\n",
+        _record.provenance_text(COMMAND),
+        f"Medians of {len(found['import']['pairs'])} alternating pairs of fresh "
+        f"processes, and of {found['rounds']} alternating batches of {found['calls']} "
+        "calls; the ratio is the median of the pairwise ratios. The planned step is "
+        f"{found['planned_outcome']!r}: a plan is in it.\n",
+        _record.table(("what", "jax", "stowax", "ratio", "bar"), rows),
+        "What `import stowax` brings that `import jax` does not, own time under "
+        f"`-X importtime`, which slows imports down: {extra}.\n",
+    ]
+    RESULT.with_suffix(".md").write_text("\n".join(text))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--imports", type=int, default=15, help="pairs of processes")
+    parser.add_argument("--rounds", type=int, default=30, help="pairs of batches")
+    parser.add_argument("--calls", type=int, default=300, help="calls in a batch")
+    arguments = parser.parse_args()
+    write(measure(arguments.imports, arguments.rounds, arguments.calls))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""The command line: exit codes, what stands on stdout, and what an error says."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from click.testing import CliRunner
+
+import stowax
+from stowax._cli import main
+from stowax._user_file import where_it_failed
+
+STEP = """
+    import jax, jax.numpy as jnp
+    import stowax
+
+    @stowax.stow
+    def loss_fn(w, x):
+        def layer(x, w):
+            return jnp.tanh(x @ w), None
+        return jnp.mean(jax.lax.scan(layer, x, w)[0])
+
+    def train_step(w, x):
+        loss, gradient = jax.value_and_grad(loss_fn)(w, x)
+        return w - 0.1 * gradient, loss
+
+    def make():
+        print("building the step")
+        w = jax.ShapeDtypeStruct((4, 64, 64), "float32")
+        x = jax.ShapeDtypeStruct((2048, 64), "float32")
+        return train_step, (w, x)
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a file into an empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write(source, name="train.py"):
+        (tmp_path / name).write_text(textwrap.dedent(source))
+        return tmp_path / name
+
+    known = set(sys.modules)
+    yield write
+    for name in set(sys.modules) - known:
+        if name.startswith(("train", "stowax_user_")):
+            del sys.modules[name]
+
+
+def run(*words):
+    """Exit code, stdout and stderr of `stowax *words`, in this process."""
+    result = CliRunner().invoke(main, words)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def error_of(*words):
+    """The error message of a run that could not be done; stdout has to be empty."""
+    code, out, err = run(*words)
+    assert code == 2
+    assert out == ""
+    assert err.count("error: ") == 1
+    assert "Traceback" not in err
+    return err.split("error: ")[1].rstrip()
+
+
+def test_plan_prints_the_plan_and_nothing_else(write):
+    write(STEP)
+    code, out, err = run("plan", "train.py:make", "--target", "cpu")
+    assert code == 0
+    assert out.startswith("stowax plan for train_step on cpu")
+    assert "building the step" in err
+
+
+def test_plan_as_json_is_what_is_saved(write, tmp_path):
+    write(STEP)
+    words = ("plan", "train.py:make", "--target", "cpu", "-o", "plan.json", "--json")
+    code, out, _ = run(*words)
+    assert code == 0
+    assert json.loads(out) == json.loads((tmp_path / "plan.json").read_text())
+    assert stowax.load_plan("plan.json").to_json() == json.loads(out)
+
+
+def test_plan_that_does_not_fit_is_found(write):
+    write(STEP)
+    code, out, _ = run("plan", "train.py:make", "--target", "cpu", "--budget", "64KiB")
+    assert code == 1
+    assert "DOES NOT FIT 64.0 KiB per device" in out
+
+
+def test_options_reach_the_planner(write, monkeypatch):
+    write(STEP)
+    given = {}
+
+    def plan(step, *args, progress, **options):
+        given.update(options, step=step.__name__, args=len(args))
+        progress("planning")
+        raise stowax.StowaxError("enough")
+
+    monkeypatch.setattr(stowax, "plan", plan)
+    code, _, err = run(
+        *("plan", "train.py:make", "--budget", "1GiB", "--host-budget", "2GiB"),
+        *("--target", "v5p-8", "--pin", "*a=b*=keep", "--pin", "x=offload"),
+        *("--forbid", "recompute", "--keep-checkpoint"),
+    )
+    assert code == 2
+    assert "planning" in err
+    assert given == {
+        "step": "train_step",
+        "args": 2,
+        "budget": "1GiB",
+        "host_budget": "2GiB",
+        "target": "v5p-8",
+        "pin": {"*a=b*": "keep", "x": "offload"},
+        "forbid": ("recompute",),
+        "keep_checkpoint": True,
+    }
+
+
+def test_nothing_is_written_where_planning_fails(write, tmp_path):
+    write(STEP)
+    words = ("plan", "train.py:make", "--target", "cpu", "-o", "plan.json")
+    assert error_of(*words, "--budget", "16 GB?") == (
+        "--budget: got '16 GB?'. Write bytes as an int, or text such as '16GiB'."
+    )
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["train.py"]
+
+
+def test_inspect_plain_and_under_a_plan(write):
+    write(STEP)
+    code, out, _ = run("inspect", "train.py:make", "--target", "cpu", "--json")
+    plain = json.loads(out)
+    assert code == (1 if plain["hazards"] else 0)
+    run("plan", "train.py:make", "--target", "cpu", "--budget", "3MiB", "-o", "p.json")
+    _, out, _ = run("inspect", "train.py:make", "p.json", "--json")
+    under = json.loads(out)
+    assert under["memory"]["device"]["total"] < plain["memory"]["device"]["total"]
+    _, out, _ = run("inspect", "train.py:make", "p.json")
+    assert " on cpu: " in out.splitlines()[0]
+
+
+def test_hazards_are_found(write, monkeypatch):
+    from report_records import INSPECTION
+
+    write(STEP)
+    monkeypatch.setattr(stowax, "inspect", lambda *args, target: INSPECTION)
+    code, out, _ = run("inspect", "train.py:make")
+    assert code == 1
+    assert "HAZARD host-compute" in out
+
+
+def test_targets_as_table_and_json():
+    code, out, _ = run("targets")
+    assert code == 0
+    assert "v5p-8 … -4096" in out
+    code, out, _ = run("targets", "--json")
+    rows = {row["chip"]: row for row in json.loads(out)}
+    assert "v5p-8" in rows["v5p"]["names"]
+    assert rows["h200"]["figures"]["memory bandwidth"]["value"] == 4800e9
+    assert error_of("targets", "h20").startswith("NAME: got 'h20'. Nearest names: h200")
+
+
+USERS_FAULTS = {
+    "no colon": ("train.py", "'train.py' names no function."),
+    "no colon, names them": ("train.py", "The file has loss_fn, train_step, make."),
+    "no function name": ("train.py:", "'train.py:' is not FILE.py:FUNCTION."),
+    "no file": ("trian.py:make", "trian.py does not exist. Nearest: train.py."),
+    "no folder": ("gone/a.py:make", "there is no folder gone."),
+    "a folder": (".:make", ". is a folder."),
+    "no such function": (
+        "train.py:mak",
+        "train.py has no function mak. It has make, train_step, loss_fn.",
+    ),
+    "wants arguments": (
+        "train.py:train_step",
+        "train_step in train.py wants arguments (w, x). It has to take no argument",
+    ),
+    "no function": ("train.py:stowax", "stowax in train.py is no function but module."),
+}
+
+
+@pytest.mark.parametrize(("where", "said"), USERS_FAULTS.values(), ids=USERS_FAULTS)
+def test_wrong_function_names_are_answered(write, where, said):
+    write(STEP)
+    assert said in error_of("plan", where)
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("None", "make in train.py returned NoneType. It has to take no argument"),
+        ("print", "returned builtin_function_or_method."),
+        ("(print, 1, 2)", "returned a tuple of 3."),
+        ("(print, 1)", "returned (step, int)."),
+        ("(1, ())", "returned (int, ...), and int is no step."),
+    ],
+)
+def test_wrong_results_are_answered(write, result, said):
+    write(f"def make():\n    return {result}\n")
+    assert said in error_of("plan", "train.py:make")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "\nimport not_there",
+            "{}:2: ModuleNotFoundError: No module named 'not_there'",
+        ),
+        ("def make(:\n", "{}:1: SyntaxError: "),
+        ("import sys\nsys.exit(3)", "{}:2: SystemExit: 3"),
+    ],
+)
+def test_files_that_do_not_import_say_where(write, source, said):
+    path = write(source)
+    error = error_of("plan", "train.py:make")
+    assert error.startswith("train.py cannot be imported.\n")
+    assert said.format(path) in error
+
+
+def test_function_that_fails_says_where(write):
+    path = write("import math\ndef make():\n    return math.sqrt(-1)\n")
+    assert error_of("plan", "train.py:make").startswith(
+        f"make in train.py failed.\n{path}:3: ValueError: "
+    )
+
+
+def test_step_that_fails_says_where_and_shows_all_when_asked(write):
+    path = write(STEP.replace("jnp.tanh(x @ w)", "jnp.tanh(x @ w.nope)"))
+    words = ("plan", "train.py:make", "--target", "cpu")
+    error = error_of(*words)
+    assert error.startswith(f"{path}:8: AttributeError: ")
+    assert error.endswith("The whole traceback: --traceback")
+    code, out, err = run(*words, "--traceback")
+    assert (code, out) == (2, "")
+    assert "Traceback (most recent call last)" in err
+
+
+@pytest.mark.parametrize("pin", ["attention", "=keep", "*x*=retain"])
+def test_wrong_pins_are_answered(write, pin):
+    write(STEP)
+    assert error_of("plan", "train.py:make", "--pin", pin) == (
+        f"--pin: got {pin!r}. Write PATTERN=DECISION, such as '*attention*=keep'; "
+        "DECISION is one of keep, offload, recompute."
+    )
+
+
+def test_output_that_cannot_be_written_is_said_before_planning(write):
+    write("raise SystemError('too late')")
+    said = error_of("plan", "train.py:make", "-o", "gone/plan.json")
+    assert said.startswith("-o: got 'gone/plan.json', and '")
+    assert error_of("plan", "train.py:make", "-o", ".").startswith("-o: got '.', which")
+
+
+def test_modules_beside_the_file_are_found_and_names_do_not_collide(write):
+    write("def make():\n    return 1\n", name="train_parts.py")
+    write("from train_parts import make\nimport json\n", name="json.py")
+    assert "make in json.py returned int" in error_of("plan", "json.py:make")
+    assert json.loads("1") == 1
+
+
+def test_long_messages_of_jax_are_cut_after_the_first_paragraph():
+    error = TypeError("what is wrong\n\nadvice\nthat goes on")
+    assert where_it_failed(error) == "TypeError: what is wrong"
+
+
+@pytest.mark.parametrize("command", ["plan", "inspect", "targets", "demo"])
+def test_help_has_examples(command):
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert f"  stowax {command}" in out.split("Example")[1]
+
+
+def test_stdout_is_json_even_if_c_code_prints(write, tmp_path):
+    write(
+        STEP.replace(
+            'print("building the step")',
+            r'import os; os.write(1, b"noise from C\n"); print("noise")',
+        )
+    )
+    source = pathlib.Path(stowax.__file__).parents[1]
+    result = subprocess.run(
+        [sys.executable, "-m", "stowax", "plan", "train.py:make", "--json"],
+        env={**os.environ, "PYTHONPATH": str(source), "JAX_PLATFORMS": "cpu"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["step"] == "train_step"
+    assert "noise from C\n" in result.stderr
+    assert "noise\n" in result.stderr

@@ -1,0 +1,187 @@
+"""Pins and forbidden decisions: what they narrow, and what they refuse."""
+
+import pytest
+
+from stowax._errors import ArgumentError
+from stowax._preferences import Preferences
+from stowax._stages import Value
+
+ALL = frozenset({"keep", "offload", "recompute"})
+
+
+def value(name="dot_general model.py:41 in attention", *, allowed=ALL, **fields):
+    given = {
+        "index": 7,
+        "name": name,
+        "source": "/home/me/model.py:41",
+        "shape": (8, 16),
+        "dtype": "float32",
+        "bytes": 512,
+        "operation": 3,
+        "available": False,
+        "needed": True,
+        "allowed": frozenset(allowed),
+    }
+    return Value(**{**given, **fields})
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*attention*", "*ATTENTION", "model.py:41", "*/model.py:4?", "activation"],
+)
+def test_a_pin_matches_name_role_and_source_in_any_case(pattern):
+    preferences = Preferences(pin={pattern: "offload"})
+    assert preferences.allow(value()) == {"offload"}
+    assert preferences.matched(value()) == pattern
+    assert preferences.count(pattern, "offload") == 1
+    preferences.check_matched()
+
+
+def test_a_folder_is_no_part_of_a_plain_file_name():
+    preferences = Preferences(pin={"me/model.py:41": "keep"})
+    assert preferences.allow(value()) == ALL
+
+
+def test_later_pins_win():
+    preferences = Preferences(pin={"*": "keep", "*attention*": "recompute"})
+    assert preferences.allow(value()) == {"recompute"}
+    assert preferences.allow(value("tanh")) == {"keep"}
+    assert preferences.matched(value()) == "*attention*"
+    turned = Preferences(pin={"*attention*": "recompute", "*": "keep"})
+    assert turned.allow(value()) == {"keep"}
+
+
+def test_forbidden_decisions():
+    preferences = Preferences(pin={}, forbid=("offload", "recompute:*attention*"))
+    assert preferences.allow(value()) == {"keep"}
+    assert preferences.allow(value("tanh")) == {"keep", "recompute"}
+    assert preferences.matched(value()) == "recompute:*attention*"
+    assert preferences.patterns() == ()
+
+
+def test_weights_and_constants_are_left_alone():
+    preferences = Preferences(pin={"*weight*": "recompute"})
+    weight = value("weight 3", available=True, allowed={"keep"}, operation=None)
+    assert preferences.allow(weight) == {"keep"}
+    assert preferences.matched(weight) is None
+    with pytest.raises(ArgumentError, match="matches no value"):
+        preferences.check_matched()
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed", "fields", "says"),
+    [
+        ("recompute", {"keep", "offload"}, {"operation": None}, "enters the layer"),
+        ("recompute", {"keep", "offload"}, {}, "running its operation again"),
+        ("offload", {"keep", "recompute"}, {}, "too small"),
+        ("keep", {"recompute"}, {}, "depends on constants alone"),
+    ],
+)
+def test_what_is_impossible_is_refused_with_the_reason(asked, allowed, fields, says):
+    preferences = Preferences(pin={"*attention*": asked})
+    assert preferences.allow(value(allowed=allowed, **fields)) == allowed
+    with pytest.raises(ArgumentError) as caught:
+        preferences.check_matched()
+    message = str(caught.value)
+    assert message.startswith(f"pin['*attention*']: got {asked!r}, which is impossible")
+    assert says in message
+    assert "/home/me/model.py:41" in message and "float32[8,16]" in message
+    for possible in allowed:
+        assert repr(possible) in message.split("Pin it to")[1]
+
+
+def test_a_pin_against_a_prohibition_is_refused():
+    preferences = Preferences(pin={"*attention*": "offload"}, forbid=("offload",))
+    with pytest.raises(ArgumentError, match="which is forbidden by 'offload'"):
+        preferences.allow(value())
+
+
+def test_a_wide_pin_holds_where_it_is_possible():
+    preferences = Preferences(pin={"*attention*": "offload"})
+    small = value(allowed={"keep", "recompute"}, index=8)
+    assert preferences.allow(value()) == {"offload"}
+    assert preferences.allow(small) == {"keep", "recompute"}
+    assert preferences.matched(small) is None
+    assert preferences.count("*attention*", "offload") == 1
+    preferences.check_matched()
+
+
+def test_an_earlier_pin_holds_where_the_later_is_impossible():
+    preferences = Preferences(pin={"*attention*": "keep", "*": "offload"})
+    small = value(allowed={"keep", "recompute"})
+    assert preferences.allow(small) == {"keep"}
+    assert preferences.matched(small) == "*attention*"
+
+
+def test_what_depends_on_constants_alone_is_computed_whatever_is_forbidden():
+    preferences = Preferences(pin={}, forbid=("recompute",))
+    assert preferences.allow(value(allowed={"recompute"})) == {"recompute"}
+
+
+def test_a_pattern_that_matches_nothing_lists_near_names():
+    preferences = Preferences(pin={"*atention*": "keep"})
+    for name in ("tanh model.py:9", "exp model.py:8", "dot model.py:41 in attention"):
+        preferences.allow(value(name))
+    with pytest.raises(ArgumentError) as caught:
+        preferences.check_matched()
+    message = str(caught.value)
+    assert message.startswith("pin['*atention*']: got a pattern that matches no value")
+    assert message.split("Nearest: ")[1].startswith("'dot model.py:41 in attention'")
+
+
+def test_forbidding_with_a_pattern_that_matches_nothing():
+    preferences = Preferences(pin={}, forbid=("offload:modle.py:41",))
+    preferences.allow(value())
+    with pytest.raises(ArgumentError) as caught:
+        preferences.check_matched()
+    assert "forbid 'offload:modle.py:41'" in str(caught.value)
+    assert "Nearest: 'model.py:41'" in str(caught.value)
+
+
+def test_no_layers_at_all():
+    preferences = Preferences(pin={"x": "keep"}, forbid=("offload",))
+    with pytest.raises(ArgumentError, match="no repeated layers"):
+        preferences.check_matched()
+    # Forbidding offload where nothing could be offloaded is no mistake.
+    Preferences(pin={}, forbid=("offload",)).check_matched()
+
+
+def test_without_one_pin():
+    preferences = Preferences(
+        pin={"*attention*": "keep", "tanh*": "recompute"}, forbid=("offload",)
+    )
+    others = preferences.without("*attention*", "keep")
+    assert others.patterns() == (("tanh*", "recompute"),)
+    assert others.allow(value()) == {"keep", "recompute"}
+    assert others.allow(value("tanh")) == {"recompute"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"pin": {"*": "store"}},
+            "pin['*']: got 'store'. Write 'keep', 'offload' or 'recompute'.",
+        ),
+        (
+            {"pin": {"": "keep"}},
+            "pin: got an empty pattern. Write '*' to mean every value.",
+        ),
+        (
+            {"pin": {}, "forbid": ("keep",)},
+            "forbid: got 'keep'. Write 'offload' or 'recompute', alone or with a pattern "
+            "after a colon: 'recompute:*dropout*'. To forbid keeping, pin another "
+            "decision.",
+        ),
+        (
+            {"pin": {}, "forbid": ("recompute:",)},
+            "forbid: got 'recompute:'. Write 'offload' or 'recompute', alone or with a "
+            "pattern after a colon: 'recompute:*dropout*'. To forbid keeping, pin another "
+            "decision.",
+        ),
+    ],
+)
+def test_what_cannot_be_read(arguments, message):
+    with pytest.raises(ArgumentError) as caught:
+        Preferences(**arguments)
+    assert str(caught.value) == message

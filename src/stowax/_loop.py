@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from ._options import overlap_options
 from ._planner import evaluate, smallest, solve
-from ._stages import Decisions, Evaluation, Problem, Solution
+from ._stages import Decisions, Evaluation, Link, Problem, Solution
 from ._survey import Survey, predict
 from ._trial import Measured, compile_and_read
 from ._units import format_bytes, format_seconds
@@ -24,6 +24,9 @@ _SLACK = (0.002, 0.008, 0.02, 0.04)
 """Part of the budget left free in each round: more after each program that was too big."""
 _WORTH_ANOTHER_COMPILE = 0.005
 """Part of the step's time below which a gain does not pay for another compile."""
+
+_WORTH_HIDING = 0.02
+"""Part of the step that may be spent waiting for copies without being planned again."""
 
 _WORTH_FILLING = 0.03
 """Part of the budget that a plan may leave unused without being tried again."""
@@ -71,6 +74,7 @@ class Search:
     attempts: list[Attempt] = dataclasses.field(default_factory=list)
     correction: int = 0
     excess: int = 0
+    link_share: float = 1.0
     solving_seconds: float = 0.0
 
     def run(self) -> Attempt:
@@ -158,9 +162,14 @@ class Search:
 
     def problem(self, budget: int | None = None) -> Problem:
         """The planner's question as it stands after the corrections so far."""
-        return self.survey.problem(
+        problem = self.survey.problem(
             budget or self.budget, self.host_budget, self.correction
         )
+        link = Link(
+            device_to_host=problem.link.device_to_host * self.link_share,
+            host_to_device=problem.link.host_to_device * self.link_share,
+        )
+        return dataclasses.replace(problem, link=link)
 
     def _another_round(self, last: bool) -> bool:
         """One more program; false when there is nothing left worth compiling."""
@@ -176,16 +185,34 @@ class Search:
                 return False
             solution = found[0]
         attempt = self._compile(solution)
-        return not self._fits(attempt) or self._room_left(attempt)
+        late = self._slow_link(attempt)
+        return late or not self._fits(attempt) or self._room_left(attempt)
+
+    def _slow_link(self, attempt: Attempt) -> bool:
+        """Whether copies are waited for; then the planner's link becomes slower.
+
+        The model lets a copy hide in all of a layer's arithmetic; the compiled schedule
+        may not. What was waited for is charged to the bytes that moved, so that the next
+        decisions offload less, or something whose copy hides.
+        """
+        if attempt.measured.inspection is None or attempt.evaluation is None:
+            return False
+        timeline = attempt.measured.inspection.timeline
+        if timeline.exposed_seconds < _WORTH_HIDING * timeline.step_seconds:
+            return False
+        moving = timeline.device_to_host_seconds + timeline.host_to_device_seconds
+        self.link_share *= moving / (moving + 2 * timeline.exposed_seconds)
+        return True
 
     def _known(self, decisions: Decisions) -> bool:
         return any(a.decisions == decisions for a in self.attempts)
 
     def _worth_it(self, solution: Solution) -> bool:
+        problem = self.problem()
         best = min(
-            a.evaluation.seconds
+            evaluate(problem, a.decisions).seconds
             for a in self.attempts
-            if a.evaluation and self._fits(a)
+            if a.decisions and self._fits(a)
         )
         return solution.evaluation.seconds < best * (1 - _WORTH_ANOTHER_COMPILE)
 

@@ -10,7 +10,7 @@ cell is one `stowax.plan`, as a user calls it.
     python -m benchmarks.budgets --effort default --cell 0 --cell 5
     python -m benchmarks.budgets --table                  only write the table again
 
-Cells go to docs/results/budgets.jsonl as they come, the table to docs/results/budgets.md.
+Cells go to docs/results/budgets.jsonl as they come, the table to budgets.md beside it.
 """
 
 import os
@@ -59,7 +59,8 @@ TWO_STACKS = TwoStacks(
     batch=48,
 )
 LOW_EFFORT = {"exec_time_optimization_effort": -1.0}
-"""Six times faster to compile for a TPU; part of the plan, and named in the table."""
+"""Several times faster to compile for a TPU, and a program several times slower: good
+for bytes, not for seconds. It is part of the plan, and the table says so."""
 
 
 def step_of(model: str) -> tuple[Any, tuple[Any, ...]]:
@@ -173,7 +174,7 @@ def key_of(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def attempt(key: tuple[Any, ...], work: Any) -> dict[str, Any]:
-    """The line for one cell; an error becomes a line too, and is tried again next time."""
+    """The line for one cell; an error makes a line too, and is tried again later."""
     model, target, effort, cell = key
     print(f"{model} {target} {effort} {cell}", file=sys.stderr, flush=True)
     line = {"model": model, "target": target, "effort": effort, "cell": cell}

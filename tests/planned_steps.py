@@ -1,11 +1,13 @@
 """Steps run as decisions say, beside the same steps as they are written.
 
-`check` traces a step, makes random decisions for every stack that was found, and compares
-the planned step with the plain one: to the bit without fusion (`jax.disable_jit`), within
-the rounding of the dtype when compiled.
+`check` traces a step, makes random decisions for every stack that was found, and
+compares the planned step with the plain one: to the bit without fusion
+(`jax.disable_jit`), within the rounding of the dtype when compiled.
 """
 
+import contextlib
 import random
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,8 @@ from stowax._apply import StackPlan, apply_decisions
 from stowax._jaxpr import is_float
 from stowax._rewrite import Options
 from stowax._trace import available, store_all, trace_step
+
+WAYS = ("keep", "offload", "offload early")
 
 
 def recompute_all(stack, body):
@@ -28,7 +32,7 @@ def offload_inputs(stack, body):
 
 
 def at_random(seed):
-    """A choice of decisions for every value, whether the backward pass reads it or not."""
+    """Decisions for any value, whether the backward pass reads it or not."""
     draw = random.Random(seed)
 
     def choose(stack, body):
@@ -39,19 +43,19 @@ def at_random(seed):
                 continue
             often = 0.5 if number in body.residuals else 0.1
             if draw.random() < often:
-                stored[number] = draw.choice(["keep", "offload"])
+                stored[number] = draw.choice(WAYS)
                 if not is_float(aval):
                     stored[number] = "keep"
         for number in _unreachable(stack, body, stored):
             floating = is_float(body.forward.avals[number])
-            stored[number] = draw.choice(["keep", "offload"]) if floating else "keep"
+            stored[number] = draw.choice(WAYS) if floating else "keep"
         return stored
 
     return choose
 
 
 def _unreachable(stack, body, stored):
-    """Carried inputs and outputs of noticed operations, if the backward pass gets there."""
+    """Carried inputs that the backward pass reads, given what is stored."""
     program = body.forward
     at_hand = available(stack, body) | set(stored)
     run = program.closure(body.residuals, at_hand)
@@ -86,6 +90,22 @@ def planned(step, args, choose, options=None, traced=None):
 def counts(traced):
     """How often each stack's body runs, in program order."""
     return [found.stack.count for found in traced.stacks.values()]
+
+
+@contextlib.contextmanager
+def unfused():
+    """Every operation runs by itself, and is compiled once for the whole test run.
+
+    Each handler has a context of its own in JAX's caches, so that a `jit` around a
+    marked function is traced anew for it. Where nothing is jitted that would only
+    compile every single operation anew.
+    """
+    nothing = contextlib.nullcontext()
+    with (
+        jax.disable_jit(),
+        unittest.mock.patch("stowax._mark._trace_context", return_value=nothing),
+    ):
+        yield
 
 
 def fresh(args):
@@ -147,14 +167,14 @@ def check(
     traced = trace_step(step, args, options)
     assert counts(traced) == list(found)
     expected = jax.jit(step)(*args)
-    with jax.disable_jit():
-        unfused = step(*fresh(args))
+    with unfused():
+        separate = step(*fresh(args))
     chosen = [CHOICES[c] for c in choices] + [at_random(seed) for seed in seeds]
     for choose in chosen:
         run = planned(step, args, choose, options, traced)
         if exact is not None:
-            with jax.disable_jit():
+            with unfused():
                 got = run(*fresh(args))
-            (assert_same_bits if exact else assert_close)(got, unfused)
+            (assert_same_bits if exact else assert_close)(got, separate)
     assert_close(run(*args), expected)  # the last decisions, compiled
     return traced

@@ -237,8 +237,9 @@ class EquinoxModel(eqx.Module):
         self.layers = [EquinoxLayer(k) for k in jax.random.split(key, LAYERS)]
 
     def __call__(self, x, state, key):
-        for layer, key in zip(self.layers, jax.random.split(key, LAYERS), strict=True):
-            x, state = layer(x, state, key)
+        keys = jax.random.split(key, LAYERS)
+        for layer, mine in zip(self.layers, keys, strict=True):
+            x, state = layer(x, state, mine)
         return x, state
 
 

@@ -128,7 +128,8 @@ def test_llama_has_the_published_number_of_parameters(make, published):
     step, (parameters, batch) = make(fake_target(), update=False)
     assert sum(leaf.size for leaf in jax.tree.leaves(parameters)) == published
     loss, gradients = jax.eval_shape(step, parameters, batch)
-    assert loss.shape == () and types_of(gradients) == types_of(parameters)
+    assert loss.shape == ()
+    assert types_of(gradients) == types_of(parameters)
 
 
 def test_llama_cuts_every_array_but_the_counter_along_its_largest_axis():
@@ -148,7 +149,7 @@ def test_llama_cuts_every_array_but_the_counter_along_its_largest_axis():
 def test_llama_refuses_a_batch_that_does_not_divide():
     target = fake_target()
     target.devices = target.devices * 5
-    with pytest.raises(ValueError, match="batch: got 32 for 5 devices.*such as 35"):
+    with pytest.raises(ValueError, match=r"batch: got 32 for 5 devices.*such as 35"):
         llama.llama2_13b(target)
 
 

@@ -6,6 +6,10 @@ from stowax._errors import ArgumentError
 from stowax._preferences import Preferences
 from stowax._stages import Value
 
+INSTEAD = (
+    "Write 'offload' or 'recompute', alone or with a pattern after a colon: "
+    "'recompute:*dropout*'. To forbid keeping, pin another decision."
+)
 ALL = frozenset({"keep", "offload", "recompute"})
 
 
@@ -85,7 +89,8 @@ def test_what_is_impossible_is_refused_with_the_reason(asked, allowed, fields, s
     message = str(caught.value)
     assert message.startswith(f"pin['*attention*']: got {asked!r}, which is impossible")
     assert says in message
-    assert "/home/me/model.py:41" in message and "float32[8,16]" in message
+    assert "/home/me/model.py:41" in message
+    assert "float32[8,16]" in message
     for possible in allowed:
         assert repr(possible) in message.split("Pin it to")[1]
 
@@ -169,15 +174,11 @@ def test_without_one_pin():
         ),
         (
             {"pin": {}, "forbid": ("keep",)},
-            "forbid: got 'keep'. Write 'offload' or 'recompute', alone or with a pattern "
-            "after a colon: 'recompute:*dropout*'. To forbid keeping, pin another "
-            "decision.",
+            f"forbid: got 'keep'. {INSTEAD}",
         ),
         (
             {"pin": {}, "forbid": ("recompute:",)},
-            "forbid: got 'recompute:'. Write 'offload' or 'recompute', alone or with a "
-            "pattern after a colon: 'recompute:*dropout*'. To forbid keeping, pin another "
-            "decision.",
+            f"forbid: got 'recompute:'. {INSTEAD}",
         ),
     ],
 )

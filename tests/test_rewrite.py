@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from planned_steps import assert_same_bits, at_random, check, planned
+from planned_steps import assert_same_bits, at_random, check, planned, unfused
 from stowax._mark import stow
 from stowax._rewrite import Options
 from stowax._trace import store_all
@@ -480,7 +480,7 @@ def test_half_precision_layers_with_single_precision_weights(unrolled):
 
     # Compiled, XLA may leave out roundings to half precision: only the bits compare.
     step = gradient_step(loss)
-    with jax.disable_jit():
+    with unfused():
         expected = step(WEIGHTS, X)
         got = planned(step, (WEIGHTS, X), at_random(0))(WEIGHTS, X)
     assert_same_bits(got, expected)

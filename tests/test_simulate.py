@@ -18,7 +18,14 @@ from compiled_programs import (
     WIDTH,
     program,
 )
-from stowax._figures import OPERATIONS, RATE, assumed, unknown
+from stowax._figures import (
+    MATRIX_EFFICIENCY,
+    MEMORY_EFFICIENCY,
+    OPERATIONS,
+    RATE,
+    assumed,
+    unknown,
+)
 from stowax._hardware import CHIPS
 from stowax._program_record import Computation, Instruction, Program, Transfer
 from stowax._simulate import LAUNCH_SECONDS, simulate
@@ -218,16 +225,20 @@ def test_the_roofline_prices_what_has_no_estimate_and_says_so():
     by_bytes = item("f", bytes_accessed=50, flops=100.0)
     by_flops = item("g", bytes_accessed=50, flops=1000.0)
     timeline = simulate(build(main=[by_bytes, by_flops]), CHIP, LINK)
-    assert timeline.step_seconds == 50 / 10 + 1000 / 100
+    by_rates = 50 / (10 * MEMORY_EFFICIENCY) + 1000 / (100 * MATRIX_EFFICIENCY)
+    assert timeline.step_seconds == pytest.approx(by_rates)
     (listed,) = timeline.unpriced
-    assert (listed.what, listed.count, listed.seconds) == ("fusion", 2, 15)
+    assert (listed.what, listed.count) == ("fusion", 2)
+    assert listed.seconds == pytest.approx(by_rates)
 
 
 def test_a_gpu_pays_for_every_launch_and_lists_only_kernels():
     chip = dataclasses.replace(CHIP, platform="gpu", clock=unknown("hertz"))
     kernel = item("k", "custom-call", target="attention")
     timeline = simulate(build(main=[item("f", flops=2000.0), kernel]), chip, LINK)
-    assert timeline.step_seconds == pytest.approx(20 + 10 + 2 * LAUNCH_SECONDS)
+    product = 2000 / (100 * MATRIX_EFFICIENCY)
+    bytes_of_kernel = timeline.step_seconds - product - 2 * LAUNCH_SECONDS
+    assert bytes_of_kernel == pytest.approx(100 / (10 * MEMORY_EFFICIENCY))
     assert [u.what for u in timeline.unpriced] == ["attention"]
     assert any("launch" in line for line in timeline.assumptions)
 
@@ -260,7 +271,8 @@ def test_copies_inside_the_device_are_work_of_the_memory():
     inside = item("p", "copy-start", bytes_accessed=40)
     finish = item("p-done", "copy-done", operands=("p",))
     timeline = simulate(build(main=[inside, work("w", 1), finish]), CHIP, LINK)
-    assert timeline.step_seconds == timeline.compute_seconds == 40 / 10
+    assert timeline.step_seconds == 40 / (10 * MEMORY_EFFICIENCY)
+    assert timeline.compute_seconds == timeline.step_seconds
     assert timeline.exposed_seconds == 0
 
 

@@ -1,4 +1,4 @@
-"""What `plan` was asked, checked before any work is done, and how it tells what it does.
+"""What `plan` was asked, checked before any work is done, and how it shows progress.
 
 One clear error per argument: later the same mistake would come out of JAX, the compiler
 or the solver, in words of theirs.
@@ -39,8 +39,8 @@ def check_kinds(
         raise ArgumentError(
             "donate",
             f"{donate!r}",
-            "Write True, False, or None for where the memory is needed; which arguments "
-            "are state is found by itself.",
+            "Write True, False, or None for where the memory is needed; which "
+            "arguments are state is found by itself.",
         )
     if compiler_options is not None and not (
         isinstance(compiler_options, Mapping) and _texts(compiler_options)
@@ -102,7 +102,7 @@ def sayer(progress: Progress, started: float) -> Callable[[str], None]:
         waiting.append(line)
         if time.perf_counter() - started > QUIET_SECONDS:
             for text in waiting:
-                print(f"stowax: {text}", file=sys.stderr, flush=True)
+                print(f"stowax: {text}", file=sys.stderr, flush=True)  # noqa: T201
             waiting.clear()
 
     return say

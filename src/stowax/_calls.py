@@ -1,10 +1,10 @@
 """A marked function as a program: traced, and known by what it does.
 
-`_rewrite` asks for one `Call` per call of a marked function. Under `jax.vmap` the call is
-first turned inside out: the vmap of the function is traced, so that the layers that run
-as a stack are the layers of the whole batch. The other order would be right as well, and
-silently dear: the backward pass of a stack that knows of one example alone makes the
-gradient of every weight for every example, and adds them up at the end.
+`_rewrite` asks for one `Call` per call of a marked function. Under `jax.vmap` the call
+is first turned inside out: the vmap of the function is traced, so that the layers that
+run as a stack are the layers of the whole batch. The other order would be right as
+well, and silently dear: the backward pass of a stack that knows of one example alone
+makes the gradient of every weight for every example, and adds them up at the end.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from ._jaxpr import Program, holds_loop, inline, spec_of, trace
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A marked function as it was traced: its program, and where its inputs came from."""
+    """A marked function as it was traced: its program and its inputs."""
 
     name: str
     program: Program
@@ -32,7 +32,7 @@ class Call:
         return self.program.fingerprint
 
     def map_batch(self, run: Callable[["Call"], list[Any]]) -> list[Any]:
-        """The outputs of this call of a batch's one example, `run` on the whole batch."""
+        """The outputs of this call for one example; `run` gets the whole batch."""
 
         @jax.custom_batching.custom_vmap
         def example(*inputs: Any) -> list[Any]:
@@ -69,11 +69,14 @@ def trace_call(
     *,
     keep_checkpoint: bool = False,
 ) -> Call:
-    """Traces `function(given)`; the inputs are the arrays in `given`, and whatever array
-    the function reads from outside.
+    """Traces `function(given)`.
 
-    **Arguments:** `given` is any pytree; leaves that are no arrays stay as they are. With `keep_checkpoint`, a `jax.checkpoint` around a loop stays, and the
-    loop in it is no stack.
+    The inputs are the arrays in `given` and whatever array the function reads from
+    outside.
+
+    **Arguments:** `given` is any pytree; leaves that are no arrays stay as they are.
+    With `keep_checkpoint`, a `jax.checkpoint` around a loop stays, and the loop in it
+    is no stack.
     """
     seen: dict[str, Any] = {}
     leaves, structure = jax.tree.flatten(given)
@@ -104,7 +107,7 @@ def trace_call(
     return Call(name=name, program=Program(jaxpr), inputs=inputs, assemble=assemble)
 
 
-def _always(equation: Any) -> bool:
+def _always(_: Any) -> bool:
     return True
 
 

@@ -1,9 +1,9 @@
 """From a linearized body to what the planner decides on: values and operations.
 
-Every value gets the user's source line as its name, its bytes per device, and the set of
-decisions that make sense for it. Weights and constants are at hand in the backward pass
-and need none; small or oddly shaped arrays are not offloaded, since copies of them cost
-more than their bytes say (and some TPU copies refuse them).
+Every value gets the user's source line as its name, its bytes per device, and the set
+of decisions that make sense for it. Weights and constants are at hand in the backward
+pass and need none; small or oddly shaped arrays are not offloaded, since copies of them
+cost more than their bytes say (and some TPU copies refuse them).
 """
 
 import dataclasses
@@ -104,7 +104,7 @@ def make_body(
 
 
 def bytes_of(aval: Any) -> int:
-    """Bytes of a whole value of this type (keys of random numbers by their own size)."""
+    """Bytes of a whole value of this type."""
     size = 1
     for extent in aval.shape:
         size *= extent
@@ -140,8 +140,7 @@ def _input_name(stack: Any, index: int) -> str:
 
 
 def _names(program: Program) -> dict[int, str]:
-    """A name per value: the user's `checkpoint_name` if there is one, else scope,
-    operation and source line."""
+    """A name per value: the user's `checkpoint_name`, else operation and line."""
     names: dict[int, str] = {}
     for node in program.nodes:
         equation = node.equation

@@ -40,21 +40,10 @@ from ._cost_rules import (
 )
 from ._cost_trips import trip_count
 from ._errors import ArgumentError
-
-MATRIX_EFFICIENCY = 0.75
-"""Part of the nominal matrix throughput that large products reach: assumed (whole
-training steps are published at 0.4 to 0.65, single large products at 0.7 to 0.9)."""
-
-VECTOR_EFFICIENCY = 0.5
-"""Part of the nominal vector throughput that fused loops reach: assumed."""
-
-MEMORY_EFFICIENCY = 0.85
-"""Part of the nominal memory bandwidth that fused loops reach: assumed (stream
-benchmarks reach 0.8 to 0.93)."""
-
-INTERCONNECT_EFFICIENCY = 0.8
-"""Part of the nominal one-way interconnect bandwidth that collectives reach:
-assumed."""
+from ._figures import INTERCONNECT_EFFICIENCY as INTERCONNECT_EFFICIENCY
+from ._figures import MATRIX_EFFICIENCY as MATRIX_EFFICIENCY
+from ._figures import MEMORY_EFFICIENCY as MEMORY_EFFICIENCY
+from ._figures import VECTOR_EFFICIENCY as VECTOR_EFFICIENCY
 
 VECTOR_OPERATIONS_PER_BYTE = 4
 """Vector operations per byte of memory bandwidth, for a chip whose vector unit is

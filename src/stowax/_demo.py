@@ -33,7 +33,7 @@ AGREE = 1e-3
 The planned step computes the same sums, which the compiler may fuse otherwise; Adam
 divides by small numbers and makes the last bits grow from step to step."""
 
-LARGE_BUDGETS = (("v5p-8", "40GiB"), ("h200", "40GiB"))
+LARGE_BUDGETS = (("v5p-8", "48GiB"), ("h200", "24GiB"))
 """Targets of the large model, each with a budget that does not hold everything."""
 
 _BARS = "▁▂▃▄▅▆▇█"

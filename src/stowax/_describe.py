@@ -1,29 +1,26 @@
-"""From the closed loop's result to the plan's records: decisions with reasons, baselines.
+"""From the closed loop's result to the plan's records, with reasons and baselines.
 
 Pure bookkeeping on records; nothing here decides anything.
 """
 
 import math
+from typing import Any
 
 from ._plan_record import Baseline, DecisionRecord, StackRecord
 from ._planner import baselines, evaluate, named
 from ._stages import Body, Decision, Decisions, Evaluation, Problem, Value
-from ._survey import Survey
+from ._survey import Survey, stored_bytes
 from ._units import format_bytes, format_seconds
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
 
 def decision_records(
-    survey: Survey, decisions: Decisions, evaluation: Evaluation, pinned: dict
+    survey: Survey, decisions: Decisions, pinned: dict
 ) -> tuple[DecisionRecord, ...]:
     """One record per value that the backward pass needs or the plan stores."""
     records = []
-    for k, (body, chosen) in enumerate(zip(survey.bodies, decisions, strict=True)):
-        windows = (
-            evaluation.forward_window_used[k],
-            evaluation.backward_window_used[k],
-        )
+    for body, chosen in zip(survey.bodies, decisions, strict=True):
         for value, decision in zip(body.values, chosen, strict=True):
             if decision is None or value.available:
                 continue
@@ -41,7 +38,7 @@ def decision_records(
                     count=body.count,
                     bytes=value.bytes,
                     decision=decision,
-                    reason=_reason(survey, body, value, decision, windows),
+                    reason=_reason(survey, body, value, decision),
                     pinned=pinned.get((body.name, value.index)),
                 )
             )
@@ -53,7 +50,6 @@ def _reason(
     body: Body,
     value: Value,
     decision: Decision,
-    windows: tuple[float, float],
 ) -> str:
     link = survey.target.link
     out = value.bytes / link.device_to_host
@@ -157,9 +153,16 @@ def _views(body: Body, values: set[int]) -> set[int]:
 
 
 def baseline_records(
-    problem: Problem, host_limit: int, budget: int, other_bytes: int = 0
+    problem: Problem,
+    host_limit: int,
+    budget: int,
+    other_bytes: int = 0,
+    least_bytes: int = 0,
 ) -> tuple[Baseline, ...]:
     """The policies under the plan's own model, `other_bytes` being its correction.
+
+    A correction found on one program may be too much for another one: what is stored,
+    and `least_bytes` of arguments, are there in any case.
 
     None where nothing repeats: there is nothing that a policy could decide.
     """
@@ -171,7 +174,10 @@ def baseline_records(
             evaluation = evaluate(problem, decisions)
         except ValueError:
             continue  # a policy that names what cannot be computed again
-        device = evaluation.device_bytes + other_bytes
+        device = max(
+            evaluation.device_bytes + other_bytes,
+            least_bytes + stored_bytes(problem.bodies, decisions),
+        )
         records.append(
             Baseline(
                 name=name,
@@ -188,15 +194,52 @@ def in_the_way(survey: Survey) -> tuple[str, ...]:
     """The largest things that no decision can move, for a plan that does not fit."""
     sizes: dict[str, int] = {}
     for argument in survey.step.arguments:
-        spec = argument.spec
-        shape = spec.shape if spec.sharding is None else spec.sharding.shard_shape(spec.shape)
-        size = math.prod(shape) * spec.dtype.itemsize
-        sizes[argument.role] = sizes.get(argument.role, 0) + size
+        size = sizes.get(argument.role, 0) + _argument_bytes(argument.spec)
+        sizes[argument.role] = size
     found = [(size, f"{role}: {format_bytes(size)}") for role, size in sizes.items()]
     for body in survey.bodies:
         working = sum(v.bytes for v in body.values if v.needed and not v.available)
         source = survey.step.stacks[body.name].stack.source
-        found.append(
-            (working, f"backward pass of one layer at {source}: {format_bytes(working)}")
-        )
+        what = f"backward pass of one layer at {source}"
+        found.append((working, f"{what}: {format_bytes(working)}"))
     return tuple(text for _, text in sorted(found, reverse=True))
+
+
+def argument_bytes(survey: Survey) -> int:
+    """Bytes of the step's arguments, per device."""
+    return sum(_argument_bytes(a.spec) for a in survey.step.arguments)
+
+
+def _argument_bytes(spec: Any) -> int:
+    shape = spec.shape
+    if spec.sharding is not None:
+        shape = spec.sharding.shard_shape(shape)
+    return math.prod(shape) * spec.dtype.itemsize
+
+
+def notes(survey: Survey, fits: bool) -> tuple[str, ...]:
+    """What a user has to know about the target, and about what was not possible."""
+    found = list(survey.target.notes)
+    if not survey.bodies and not fits:
+        found.insert(
+            0,
+            "no layers repeat in what is marked, and stowax moves the values of "
+            "repeated layers: write them as jax.lax.scan, or as a Python loop over "
+            "equal blocks, and mark the function that runs them",
+        )
+    if survey.without_offloads:
+        found.insert(
+            0,
+            "nothing is offloaded: JAX cannot bring host memory into a gradient under "
+            "jax.vmap, or into a derivative of a gradient",
+        )
+    return tuple(found)
+
+
+def unplanned_seconds(survey: Survey) -> float:
+    """Seconds of the step as written, under the planner's model."""
+    inside = sum(
+        body.count * (body.forward_seconds + body.backward_seconds)
+        for body in survey.bodies
+    )
+    return survey.other_seconds + inside

@@ -42,8 +42,8 @@ class CompileError(StowaxError, RuntimeError):
 class OutOfMemoryCompileError(CompileError):
     """The program needs more device memory than the target's compiler allows.
 
-    `needed_bytes` and `available_bytes` are the compiler's own figures per device, to the
-    two digits it prints; `None` where it gave none.
+    `needed_bytes` and `available_bytes` are the compiler's own figures per device, to
+    the two digits it prints; `None` where it gave none.
     """
 
     def __init__(

@@ -148,3 +148,22 @@ def assumed(value: float, unit: str, source: str) -> Figure:
 def unknown(unit: str, source: str = "no primary source found") -> Figure:
     """A figure that nobody gave: the value is `None`."""
     return Figure(value=None, unit=unit, kind="unknown", source=source, date=DATE)
+
+
+# What programs reach of the nominal figures. The cost model and the simulation use the
+# same, or they would contradict one another in one report.
+
+MATRIX_EFFICIENCY = 0.75
+"""Part of the nominal matrix throughput that large products reach: assumed (whole
+training steps are published at 0.4 to 0.65, single large products at 0.7 to 0.9)."""
+
+VECTOR_EFFICIENCY = 0.5
+"""Part of the nominal vector throughput that fused loops reach: assumed."""
+
+MEMORY_EFFICIENCY = 0.85
+"""Part of the nominal memory bandwidth that fused loops reach: assumed (stream
+benchmarks reach 0.8 to 0.93)."""
+
+INTERCONNECT_EFFICIENCY = 0.8
+"""Part of the nominal one-way interconnect bandwidth that collectives reach:
+assumed."""

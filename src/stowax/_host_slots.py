@@ -1,10 +1,9 @@
-"""Host memory for a stack's offloaded values: one slot per layer, written and read in
-place.
+"""Host memory for a stack's offloaded values: a slot per layer, written in place.
 
 A buffer of `count` slots lies in host memory and travels in the carry of the forward
-scan; each iteration updates one slot of it. XLA turns the update into an asynchronous copy
-into place. Values that come out of a scan stacked would become the same copies, but
-without their names: the scope around an explicit update survives into the compiled
+scan; each iteration updates one slot of it. XLA turns the update into an asynchronous
+copy into place. Values that come out of a scan stacked would become the same copies,
+but without their names: the scope around an explicit update survives into the compiled
 program, and so every planned copy can be looked for there.
 
 The buffer is made from `jax.lax.empty`: zeros would exist on the device first, whole.
@@ -47,9 +46,9 @@ def staged(value: Any, layer: Any) -> Any:
     """The same bits in a buffer of their own.
 
     A carried value's buffer is the next iteration's as well: a copy that reads it would
-    have to end before that value is made. Moving it aside costs a pass over device memory,
-    and gives the copy the whole iteration. The predicate is always true; the compiler
-    cannot know, so the move stays.
+    have to end before that value is made. Moving it aside costs a pass over device
+    memory, and gives the copy the whole iteration. The predicate is always true; the
+    compiler cannot know, so the move stays.
     """
     return jax.lax.select(
         jax.lax.broadcast(layer >= 0, value.shape), value, jax.lax.full_like(value, 0)

@@ -1,7 +1,8 @@
 """Every use of private JAX in stowax, each shim with the versions it serves.
 
-Nothing else in the package may import `jax._src`, `jax.extend`, `jax.experimental` or the
-insides of jaxlib (a test reads the imports). What JAX promises is used directly elsewhere.
+Nothing else in the package may import `jax._src`, `jax.extend`, `jax.experimental` or
+the insides of jaxlib (a test reads the imports). What JAX promises is used directly
+elsewhere.
 """
 
 import contextlib
@@ -41,12 +42,12 @@ Equation = _extend_core.JaxprEqn
 
 
 def consts_of(jaxpr: Any) -> Sequence[Any]:
-    """Values of `constvars`; empty for an open jaxpr (JAX 0.10, 0.11 keep both kinds)."""
+    """Values of `constvars`; none for an open jaxpr (of JAX 0.10 and 0.11)."""
     return getattr(jaxpr, "consts", ())
 
 
 def open_jaxpr(jaxpr: Any) -> Any:
-    """The part with `constvars`, `invars`, `eqns`, `outvars` (0.12: the jaxpr itself)."""
+    """The part with `invars`, `eqns`, `outvars` (JAX 0.12: the jaxpr itself)."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
@@ -86,7 +87,8 @@ def source_line(equation: Any) -> tuple[str, int, str] | None:
     """File, line and function where the user wrote what became `equation`.
 
     Frames of stowax, and of installed libraries while any other is there (the call of
-    `nn.Dense` says more than its inside), are passed over. `None` where nothing is known.
+    `nn.Dense` says more than its inside), are passed over. `None` where nothing is
+    known.
     """
     library = None
     for frame in _source_info.user_frames(equation.source_info.traceback):
@@ -117,13 +119,18 @@ def scan_counts(equation: Any) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+def jit_is_disabled() -> bool:
+    """Whether `jax.disable_jit` is in effect (JAX 0.10 to 0.12)."""
+    return bool(getattr(jax.config, "jax_disable_jit"))  # noqa: B009
+
+
 def is_tracer(value: Any) -> bool:
     """Whether `value` belongs to a trace under way."""
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, _core.Tracer)
 
 
 def under_vmap() -> bool:
-    """Whether the innermost transformation under way is `jax.vmap` (JAX 0.10 to 0.12)."""
+    """Whether the innermost trace under way is `jax.vmap`'s (JAX 0.10 to 0.12)."""
     return isinstance(_core.trace_ctx.trace, _batching.BatchTrace)
 
 
@@ -140,8 +147,8 @@ def aval_of(value: Any) -> Any:
 def retype(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, traced as if `jax.disable_jit` were not in effect.
 
-    Under `disable_jit` a scan is unrolled while it is traced, and the repeated body that a
-    plan speaks of would be gone.
+    Under `disable_jit` a scan is unrolled while it is traced, and the repeated body
+    that a plan speaks of would be gone.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,10 @@
 """Running jaxprs equation by equation: inlining, pruning, asking what depends on what.
 
-Everything that stowax does to a program it does by evaluating its jaxpr again under a new
-trace: `inline` opens the calls that hide equations (`jit`, `jax.checkpoint`), `Program`
-runs just the equations that given results need, starting from whatever is at hand. That
-last rule is the whole of rematerialization here: what is stored is at hand, what is not
-gets computed again, what nobody reads does not run.
+Everything that stowax does to a program it does by evaluating its jaxpr again under a
+new trace: `inline` opens the calls that hide equations (`jit`, `jax.checkpoint`),
+`Program` runs just the equations that given results need, starting from whatever is at
+hand. That last rule is the whole of rematerialization here: what is stored is at hand,
+what is not gets computed again, what nobody reads does not run.
 """
 
 import contextlib
@@ -87,8 +87,9 @@ def evaluate(
         if replaced is not None:
             out = replaced
         elif equation.primitive.name == "reshard" and jax.numpy.ndim(values[0]) == 0:
-            # Derivative rules put a scalar onto the mesh, where there is one. As numbers
-            # it is nothing; left in, the same step would be another program under a mesh.
+            # Derivative rules put a scalar onto the mesh, where there is one. As
+            # numbers it is nothing; left in, the same step would be another program
+            # under a mesh.
             out = values
         elif inner is not None and not (
             is_checkpoint(equation) and keep_checkpoint(equation)
@@ -107,12 +108,12 @@ def evaluate(
 def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     """Runs one equation.
 
-    Under `jax.disable_jit` a loop or branch runs operation by operation, as it does where
-    the user wrote it: bound as it is, JAX would compile it whole, and fusion rounds
-    differently.
+    Under `jax.disable_jit` a loop or branch runs operation by operation, as it does
+    where the user wrote it: bound as it is, JAX would compile it whole, and fusion
+    rounds differently.
     """
     unfused = _UNFUSED.get(equation.primitive.name)
-    if unfused is None or not jax.config.jax_disable_jit:
+    if unfused is None or not _jax.jit_is_disabled():
         return _jax.bind(equation, values)
     with _jax.source_of(equation):
         return list(unfused(equation, values))
@@ -172,8 +173,8 @@ def inline(
 def spec_of(aval: Any) -> jax.ShapeDtypeStruct:
     """What to trace with in place of a value of this type.
 
-    The weak type and the mesh of the type stay: without the mesh, rules traced again under
-    the user's mesh would insert `reshard` equations that the plan has never seen.
+    The weak type and the mesh of the type stay: without the mesh, rules traced again
+    under the user's mesh would insert `reshard` equations that the plan has never seen.
     """
     sharding = getattr(aval, "sharding", None)
     if sharding is not None and sharding.mesh.empty:
@@ -226,9 +227,7 @@ class Program:
                 outputs.append(len(variables))
                 number[v] = len(variables)
                 variables.append(v)
-            nodes.append(
-                Node(equation=equation, inputs=inputs, outputs=tuple(outputs))
-            )
+            nodes.append(Node(equation=equation, inputs=inputs, outputs=tuple(outputs)))
         self.nodes: tuple[Node, ...] = tuple(nodes)
         self.numbers: Mapping[Any, int] = number
         self.avals = tuple(v.aval for v in variables)
@@ -249,8 +248,8 @@ class Program:
     ) -> list[int]:
         """Positions of the nodes that must run to get `wanted` from what is `at_hand`.
 
-        With `effects`, nodes whose running can be noticed run as well (once is right: the
-        forward pass).
+        With `effects`, nodes whose running can be noticed run as well (once is right:
+        the forward pass).
         """
         needed, run = {w for w in wanted if w not in at_hand}, []
         for position in range(len(self.nodes) - 1, -1, -1):
@@ -311,7 +310,8 @@ def is_float(aval: Any) -> bool:
 def active_values(program: Program, active_inputs: Sequence[int]) -> set[int]:
     """Numbers of the values that depend, differentiably, on the given inputs.
 
-    Conservative: an opaque equation passes activity from any input to every float output.
+    Conservative: an opaque equation passes activity from any input to every float
+    output.
     """
     active = set(active_inputs)
     for node in program.nodes:

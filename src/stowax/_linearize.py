@@ -2,9 +2,9 @@
 
 JAX itself says what the backward pass reads: `jax.vjp` of the body, traced, gives a
 forward program whose extra outputs are the residuals, and a backward program that takes
-them. Both are plain first-order programs in which derivative rules have been resolved, so
-the residuals of a `custom_vjp` attention kernel or of an inner scan are values like any
-other: they can be kept, offloaded or computed again.
+them. Both are plain first-order programs in which derivative rules have been resolved,
+so the residuals of a `custom_vjp` attention kernel or of an inner scan are values like
+any other: they can be kept, offloaded or computed again.
 """
 
 import dataclasses
@@ -22,14 +22,15 @@ from ._jaxpr import Program, active_values, evaluate, inline, is_float, spec_of,
 class LinearizedBody:
     """The two programs of one body, for one choice of differentiated inputs.
 
-    `forward` maps the body's inputs to its outputs followed by the residuals; `residuals`
-    are the distinct value numbers that the backward program reads; `backward` takes
-    residual leaves, the cotangents of `active_outputs`, and what the constants among the
-    differentiated inputs have got so far, and gives the cotangents of `active_inputs`.
+    `forward` maps the body's inputs to its outputs followed by the residuals;
+    `residuals` are the distinct value numbers that the backward program reads;
+    `backward` takes residual leaves, the cotangents of `active_outputs`, and what the
+    constants among the differentiated inputs have got so far, and gives the cotangents
+    of `active_inputs`.
 
     Constants get a share from every layer. The shares are added one by one onto what is
-    there already, in the order in which plain JAX adds them: rounding is the same to the
-    bit, which the sum of a layer's shares, added afterwards, would not be.
+    there already, in the order in which plain JAX adds them: rounding is the same to
+    the bit, which the sum of a layer's shares, added afterwards, would not be.
     """
 
     forward: Program
@@ -63,8 +64,8 @@ class LinearizedBody:
     ) -> list[Any]:
         """Cotangents of the active inputs, from those of the active outputs.
 
-        `totals` is what the active constants have got so far; their entries in the result
-        are the new totals.
+        `totals` is what the active constants have got so far; their entries in the
+        result are the new totals.
         """
         leaves = [
             residuals[leaf] if isinstance(leaf, int) else leaf.val
@@ -81,11 +82,11 @@ def linearize_body(
 ) -> LinearizedBody:
     """Splits `body` into a forward and a backward program.
 
-    **Arguments:** `body` is the closed jaxpr of one run; `active_inputs` are the numbers
-    of the inputs to differentiate; `carry` says where the carry starts among the inputs
-    and how many there are (its outputs come first); `keep_checkpoint` as for `evaluate`.
-    The carry's activity is grown to a fixed point, since what a run makes active the next
-    one reads.
+    **Arguments:** `body` is the closed jaxpr of one run; `active_inputs` are the
+    numbers of the inputs to differentiate; `carry` says where the carry starts among
+    the inputs and how many there are (its outputs come first); `keep_checkpoint` as for
+    `evaluate`. The carry's activity is grown to a fixed point, since what a run makes
+    active the next one reads.
     """
     flat = Program(inline(body, keep_checkpoint=keep_checkpoint))
     start, length = carry
@@ -116,8 +117,8 @@ def _split(
 ) -> LinearizedBody:
     """The two programs; the first `constants` of the active inputs are constants.
 
-    Constants are handed through as outputs of their own: the cotangents of those outputs
-    are the totals that the layer's shares are added to.
+    Constants are handed through as outputs of their own: the cotangents of those
+    outputs are the totals that the layer's shares are added to.
     """
     specs = [spec_of(v.aval) for v in _jax.open_jaxpr(flat).invars]
     seen: dict[str, Any] = {}

@@ -1,10 +1,10 @@
 """The closed loop: decide, predict, compile, compare, decide again.
 
 The planner's memory model is linear and knows no schedule; the prediction walks the
-lowered program, and costs a fraction of a second; the compiler is right, and costs many.
-So decisions are first brought into line with the prediction (`_settle`), then compiled;
-what the compiler says beyond the prediction corrects the next round. At most four
-programs are compiled, and a plan fits only if its own compiled program does.
+lowered program, and costs a fraction of a second; the compiler is right, and costs
+many. So decisions are first brought into line with the prediction (`_settle`), then
+compiled; what the compiler says beyond the prediction corrects the next round. At most
+four programs are compiled, and a plan fits only if its own compiled program does.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from ._units import format_bytes, format_seconds
 MOST_COMPILES = 4
 _SETTLING_ROUNDS = 6
 _SLACK = (0.002, 0.008, 0.02, 0.04)
-"""Part of the budget left free in each round: more after each program that was too big."""
+"""Part of the budget left free in each round: more after each that was too big."""
 _WORTH_ANOTHER_COMPILE = 0.005
 """Part of the step's time below which a gain does not pay for another compile."""
 
@@ -105,8 +105,9 @@ class Search:
     def smallest_budget(self) -> int:
         """Device bytes below which no plan is known to fit.
 
-        What was compiled counts; else the planner's smallest plan, with what the compiler
-        has needed beyond the predictions so far, and the slack of a first round.
+        What was compiled counts; else the planner's smallest plan, with what the
+        compiler has needed beyond the predictions so far, and the slack of a first
+        round.
         """
         compiled = [
             a.measured.compiled_bytes
@@ -126,7 +127,7 @@ class Search:
     # --- the step as it is ----------------------------------------------------------
 
     def _try_plain(self) -> Attempt | None:
-        """Compiles the unplanned step where it may fit: first as it is, then donated."""
+        """Compiles the step as written where it may fit: as it is, then donated."""
         ways = (True,) if self.donate else (False, True)
         for donate in ways:
             if donate and not self._may_donate and True in ways[1:]:
@@ -192,8 +193,8 @@ class Search:
         """Whether copies are waited for; then the planner's link becomes slower.
 
         The model lets a copy hide in all of a layer's arithmetic; the compiled schedule
-        may not. What was waited for is charged to the bytes that moved, so that the next
-        decisions offload less, or something whose copy hides.
+        may not. What was waited for is charged to the bytes that moved, so that the
+        next decisions offload less, or something whose copy hides.
         """
         if attempt.measured.inspection is None or attempt.evaluation is None:
             return False
@@ -235,8 +236,9 @@ class Search:
     def _settle(self) -> Solution:
         """Decisions whose predicted program fills the budget and no more.
 
-        Moves `correction`, the gap between the planner's linear model and the prediction,
-        until the two agree; keeps the fastest decisions whose prediction fits.
+        Moves `correction`, the gap between the planner's linear model and the
+        prediction, until the two agree; keeps the fastest decisions whose prediction
+        fits.
         """
         too_big = sum(not self._fits(a) for a in self.attempts if a.decisions)
         target = int(self.budget * (1 - _SLACK[min(too_big, len(_SLACK) - 1)]))

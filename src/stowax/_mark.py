@@ -12,7 +12,7 @@ handler has a context of its own, which JAX's caches see.
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import jax
@@ -27,7 +27,10 @@ class Handler(Protocol):
     """What is called in place of a marked function while a plan is made or applied."""
 
     def __call__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any: ...
 
 
@@ -36,17 +39,17 @@ _handler: contextvars.ContextVar[Handler | None] = contextvars.ContextVar(
 )
 
 # Part of the key of JAX's trace caches; `None` outside of `handling`.
-_trace_context = jax.make_user_context(None)
+_trace_context: Any = jax.make_user_context(None)  # pyright: ignore[reportUnknownMemberType]
 
 
 def stow(fn: Callable[_P, _R]) -> Callable[_P, _R]:
     """Marks `fn`, the function that the training step differentiates.
 
-    **Arguments:** `fn` is any function that `jax.grad` or `jax.value_and_grad` is applied
-    to (or a part of it, such as the model's forward pass).
+    **Arguments:** `fn` is any function that `jax.grad` or `jax.value_and_grad` is
+    applied to (or a part of it, such as the model's forward pass).
 
-    **Returns:** a function that behaves as `fn`. Under a plan (`Plan.apply`) its repeated
-    layers are evaluated as the plan says.
+    **Returns:** a function that behaves as `fn`. Under a plan (`Plan.apply`) its
+    repeated layers are evaluated as the plan says.
 
     **Raises:** `ArgumentError` if `fn` is not callable.
 
@@ -58,7 +61,9 @@ def stow(fn: Callable[_P, _R]) -> Callable[_P, _R]:
     """
     if not callable(fn):
         raise ArgumentError(
-            "fn", f"{fn!r}, which cannot be called", "Write @stowax.stow above a function."
+            "fn",
+            f"{fn!r}, which cannot be called",
+            "Write @stowax.stow above a function.",
         )
 
     @functools.wraps(fn)
@@ -72,7 +77,7 @@ def stow(fn: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 @contextlib.contextmanager
-def handling(handler: Handler) -> Iterator[None]:
+def handling(handler: Handler) -> Generator[None]:
     """Marked functions called in here go to `handler`, whatever was traced before."""
     token = _handler.set(handler)
     try:

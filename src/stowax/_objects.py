@@ -1,16 +1,16 @@
 """Objects that a marked function changes: Flax NNX modules.
 
 A marked function is traced like any pure function, one level below its caller. An NNX
-module among its arguments belongs to the caller's level: what the function writes into it
-(statistics of a `BatchNorm`, the counts of `nnx.Rngs`, any `nnx.Variable`) would be refused
-by NNX or leak tracers. So the modules are taken apart before the trace, put together
-inside of it, and what they have become comes out as ordinary results, which are written
-into the caller's own objects after the call: what `nnx.jit` does, by NNX's own public
-means. Modules that the function makes and returns come back as modules, too.
+module among its arguments belongs to the caller's level: what the function writes into
+it (statistics of a `BatchNorm`, the counts of `nnx.Rngs`, any `nnx.Variable`) would be
+refused by NNX or leak tracers. So the modules are taken apart before the trace, put
+together inside of it, and what they have become comes out as ordinary results, which
+are written into the caller's own objects after the call: what `nnx.jit` does, by NNX's
+own public means. Modules that the function makes and returns come back as modules, too.
 
-Nothing is imported here: a program that has not imported `flax.nnx` has no such objects.
-Equinox needs none of this. Its modules are pytrees that nobody changes, and `eqx.nn.State`
-is handed on as a value.
+Nothing is imported here: a program that has not imported `flax.nnx` has no such
+objects. Equinox needs none of this. Its modules are pytrees that nobody changes, and
+`eqx.nn.State` is handed on as a value.
 
 An NNX module that the function reads from its surroundings, instead of getting it as an
 argument, must not change in the call; NNX says so (`TraceContextError`).

@@ -1,8 +1,8 @@
 """Compiler options that belong to a plan, per platform, each with its evidence.
 
-A plan that copies between device and host needs a scheduler that starts copies early; one
-that has to stay below a budget needs a scheduler that knows of it: XLA spends memory
-freely while the chip has room. Nothing is set for a plan that moves nothing.
+A plan that copies between device and host needs a scheduler that starts copies early;
+one that has to stay below a budget needs a scheduler that knows of it: XLA spends
+memory freely while the chip has room. Nothing is set for a plan that moves nothing.
 """
 
 from ._machine import Target
@@ -15,10 +15,11 @@ _TPU_OVERLAP = {
     "xla_tpu_enable_all_experimental_scheduler_features": True,
 }
 
-# GPU. The first lets copies overlap at all. The second keeps XLA's rematerialization from
-# counting pinned host buffers as device memory (openxla/xla 34565 and others: hundreds of
-# needless recomputations). The third is off because with it offloaded scan residuals are
-# read in the wrong order on jaxlib 0.11.0 (openxla/xla 46231): wrong gradients.
+# GPU. The first lets copies overlap at all. The second keeps XLA's rematerialization
+# from counting pinned host buffers as device memory (openxla/xla 34565 and others:
+# hundreds of needless recomputations). The third is off because with it offloaded scan
+# residuals are read in the wrong order on jaxlib 0.11.0 (openxla/xla 46231): wrong
+# gradients.
 _GPU_OVERLAP = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
     "xla_gpu_enable_host_memory_offloading": True,

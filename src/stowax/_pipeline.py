@@ -2,28 +2,30 @@
 
 A stack of repeated bodies becomes a `custom_vjp` around two scans of our own.
 
-*Forward.* Each iteration runs the body and hands out the values that are kept, stacked on
-the device. *Backward.* A scan in reverse: each iteration runs the body's backward program.
-What was not stored is computed again from what is at hand; what nobody reads does not run.
-No checkpoint names and no policies are involved, so there is nothing that could silently
-match nothing.
+*Forward.* Each iteration runs the body and hands out the values that are kept, stacked
+on the device. *Backward.* A scan in reverse: each iteration runs the body's backward
+program. What was not stored is computed again from what is at hand; what nobody reads
+does not run. No checkpoint names and no policies are involved, so there is nothing that
+could silently match nothing.
 
-Offloaded values go to host memory in one of two ways, after where in the layer they arise:
+Offloaded values go to host memory in one of two ways, after where in the layer they
+arise:
 
 - *Late* ones ("offload") are carried, on the device, into the next iteration and copied
   there; host slot i holds layer i-1, and the last layer's never leave the device. The
-  backward scan likewise starts the copy back of what the next iteration reads. A copy has
-  the time until the body makes, or last reads, the value that takes the same place in the
-  carry: for a value made late, nearly a layer.
-- *Early* ones ("offload early") are copied in the iteration that makes them, and fetched
+  backward scan likewise starts the copy back of what the next iteration reads. A copy
+  has the time until the body makes, or last reads, the value that takes the same place
+  in the carry: for a value made late, nearly a layer.
+- *Early* ones ("offload early") are copied in the iteration that makes them, and
+  fetched
   in the one that reads them: what is made early is read late in the backward pass. The
   next iteration's value would overwrite a carried one soon, and the copy would have to
   hurry.
 
 A model written as a Python loop has one array per layer where a scan has stacked ones.
 The loop over the layer number then takes the layer's own arrays by `lax.switch`, which
-copies one layer's worth, and never stacks them. Straight-line code would not do: there XLA
-folds the round trip through the host away whenever it believes that there is room.
+copies one layer's worth, and never stacks them. Straight-line code would not do: there
+XLA folds the round trip through the host away whenever it believes that there is room.
 """
 
 import dataclasses
@@ -86,7 +88,7 @@ class _Static:
 
 
 def scope_name(stack: str, position: int) -> str:
-    """The named scope of the forward body's operation `position` in a labelled trace."""
+    """Named scope of the forward operation `position`, in a labelled trace."""
     return f"stowax.value.{stack}.{position}"
 
 
@@ -116,9 +118,7 @@ def run_stack(
     @jax.custom_vjp
     def run(consts: Any, carry: Any, per_layer: Any) -> tuple[Any, Any, Any]:
         def body(carry: Any, x: Any) -> tuple[Any, Any]:
-            out = evaluate(
-                stack.body, [*consts, *carry, *_layer(stack, per_layer, x)]
-            )
+            out = evaluate(stack.body, [*consts, *carry, *_layer(stack, per_layer, x)])
             return out[: stack.carry_count], out[stack.carry_count :]
 
         carry, ys = _scan(stack, body, carry, _scanned(stack, per_layer))
@@ -327,5 +327,5 @@ def _zeros(aval: Any) -> Any:
 
 def _instantiate(cotangent: Any) -> Any:
     if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
-        return jnp.zeros(cotangent.shape, cotangent.dtype)
+        return _zeros(cotangent)
     return cotangent

@@ -1,10 +1,11 @@
 """`plan`, the front door: a step and a budget in, a `Plan` with a certificate out.
 
 The order of things: trace the step (`_trace`), survey it on the target (`_survey`), run
-the closed loop (`_loop`), write down what came out (`_describe`). A `Plan` is that record
-with the three methods that need JAX.
+the closed loop (`_loop`), write down what came out (`_describe`). A `Plan` is that
+record with the three methods that need JAX.
 """
 
+import dataclasses
 import importlib.metadata
 import platform
 import time
@@ -15,15 +16,23 @@ import jax
 
 from . import _asked
 from ._apply import StackPlan, apply_decisions, attach_options
-from ._describe import baseline_records, decision_records, in_the_way, stack_records
-from ._errors import ArgumentError, PlanMismatchError
+from ._describe import (
+    argument_bytes,
+    baseline_records,
+    decision_records,
+    in_the_way,
+    notes,
+    stack_records,
+    unplanned_seconds,
+)
+from ._errors import ArgumentError, PlanMismatchError, StowaxError
 from ._loop import Attempt, Search
 from ._machine import Target
 from ._plan_record import ArgumentRecord, PinPrice, PlanRecord, read_record
 from ._planner import solve
 from ._preferences import Preferences
 from ._rewrite import Options
-from ._stages import Outcome
+from ._stages import Decision, Outcome
 from ._survey import Survey, take_survey
 from ._target import target as find_target
 from ._trace import Step, trace_step
@@ -41,14 +50,15 @@ class Plan(PlanRecord):
     def apply(self, step: Callable[..., Any]) -> Any:
         """What `jax.jit(step)` would have returned, with the plan in it.
 
-        **Arguments:** `step` is the training step that the plan was made for, not jitted.
+        **Arguments:** `step` is the training step that the plan was made for, not
+        jitted.
 
-        **Returns:** a jitted function (`.lower`, `.trace`). It donates the arguments that
-        `donate_argnums` names. A plan that moves nothing gives `jax.jit(step)`.
+        **Returns:** a jitted function (`.lower`, `.trace`). It donates the arguments
+        that `donate_argnums` names. A plan that moves nothing gives `jax.jit(step)`.
 
-        **Raises:** `ArgumentError` for a step that is jitted already; `PlanMismatchError`,
-        when it is first traced, if the step is not the one that was planned, and at once
-        if the plan is for another kind of attached device.
+        **Raises:** `ArgumentError` for a step that is jitted already;
+        `PlanMismatchError`, when it is first traced, if the step is not the one that
+        was planned, and at once if the plan is for another kind of attached device.
 
         ```python
         step = plan.apply(train_step)
@@ -74,13 +84,17 @@ class Plan(PlanRecord):
             compiler_options=None if self.compile_only else self.compiler_options,
             arguments=self.arguments,
         )
-        return attach_options(jitted, self.compiler_options) if self.compile_only else jitted
+        return (
+            attach_options(jitted, self.compiler_options)
+            if self.compile_only
+            else jitted
+        )
 
     def specs(self, *args: Any) -> Any:
         """`ShapeDtypeStruct`s of `args` with the planned shardings and memory kinds.
 
-        **Arguments:** pytrees of arrays or `jax.ShapeDtypeStruct`s. **Returns:** one for
-        one argument, a tuple for several.
+        **Arguments:** pytrees of arrays or `jax.ShapeDtypeStruct`s. **Returns:** one
+        for one argument, a tuple for several.
         """
         specs = find_target(self.target).specs(*args)
         return specs[0] if len(args) == 1 else tuple(specs)
@@ -148,27 +162,29 @@ def plan(
 
     - `step`: the training step, not jitted; somewhere in it a function marked with
       `stowax.stow` is differentiated.
-    - `args`: what it is called with: pytrees of arrays or `jax.ShapeDtypeStruct`s. Without
-      shardings they are planned for one device of the target.
-    - `budget`: device memory per device, bytes or text (`"16GiB"`); `None`: what the target
-      has. `host_budget`: host memory per device, likewise.
+    - `args`: what it is called with: pytrees of arrays or `jax.ShapeDtypeStruct`s.
+      Without shardings they are planned for one device of the target.
+    - `budget`: device memory per device, bytes or text (`"16GiB"`); `None`: what the
+      target has. `host_budget`: host memory per device, likewise.
     - `target`: a name (`"v5p-8"`) or a `Target`; `None`: the attached device.
     - `pin`: pattern → decision, on names, roles and source lines of values
       (`{"*attention*": "keep"}`). `forbid`: decisions that may not be used
       (`"offload"`, or `"recompute:*attention*"` for some values).
-    - `keep_checkpoint`: leave the user's own `jax.checkpoint` calls inside repeated layers
-      as they are; by default the plan decides anew.
+    - `keep_checkpoint`: leave the user's own `jax.checkpoint` calls inside repeated
+      layers as they are; by default the plan decides anew.
     - `roll`: look for the repeating blocks of unrolled loops.
-    - `donate`: whether the state's buffers are donated; `None`: where the memory is needed.
+    - `donate`: whether the state's buffers are donated; `None`: where the memory is
+      needed.
     - `compiler_options`: XLA's, added to the plan's own.
-    - `progress`: called with lines of text; `None`: standard error, if planning takes over
-      two seconds; `False`: nothing.
+    - `progress`: called with lines of text; `None`: standard error, if planning takes
+      over two seconds; `False`: nothing.
 
-    **Returns:** a `Plan`; `fits` says whether its compiled program stays within the budget.
+    **Returns:** a `Plan`; `fits` says whether its compiled program stays within the
+    budget.
 
     **Raises:** `ArgumentError` and `StepError` for what cannot be planned, naming the
-    argument; `CompileError` with the compiler's words; `OffloadVanishedError` if a planned
-    copy is not in the compiled program.
+    argument; `CompileError` with the compiler's words; `OffloadVanishedError` if a
+    planned copy is not in the compiled program.
 
     ```python
     plan = stowax.plan(train_step, state, batch, budget="16GiB", target="v5p-8")
@@ -199,11 +215,12 @@ def plan(
         as_written=not _asks_for_more(free, survey),
         say=say,
     )
-    best = search.run()
+    search, best = _run(search)
+    survey = search.survey
     check_offloads(best.measured)
     prices = _pin_prices(free, preferences, search)
     return Plan(
-        **_identity(step, traced, machine, options),
+        **_identity(traced, machine, options),
         **_figures(survey, search, best),
         budget_bytes=device_limit,
         host_budget_bytes=host_limit,
@@ -211,6 +228,24 @@ def plan(
         decisions=_decisions(survey, best, preferences),
         planning_seconds=time.perf_counter() - started,
     )
+
+
+def _run(search: Search) -> tuple[Search, Attempt]:
+    """The search's result; without offloads where JAX refuses them.
+
+    Under `jax.vmap` of a gradient, or in a derivative of one, JAX has operations that
+    take values of one memory space only.
+    """
+    try:
+        return search, search.run()
+    except ValueError as error:
+        if isinstance(error, StowaxError) or "memory_space" not in str(error):
+            raise
+    search.say("JAX refuses host memory inside this step: planning without offloads")
+    staying = search.survey.narrowed(lambda v: v.allowed - {"offload"} or v.allowed)
+    staying = dataclasses.replace(staying, without_offloads=True)
+    search = dataclasses.replace(search, survey=staying)
+    return search, search.run()
 
 
 def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -235,13 +270,11 @@ def _asks_for_more(free: Survey, survey: Survey) -> bool:
     )
 
 
-def _identity(
-    step: Any, traced: Step, machine: Target, options: Options
-) -> dict[str, Any]:
+def _identity(traced: Step, machine: Target, options: Options) -> dict[str, Any]:
     return {
         "step": traced.name,
         "target": machine.name,
-        "device_kind": getattr(machine.devices[0], "device_kind", machine.chip.key),
+        "device_kind": (machine.compile_devices or machine.devices)[0].device_kind,
         "compile_only": machine.compile_only,
         "keep_checkpoint": options.keep_checkpoint,
         "roll": options.roll,
@@ -290,44 +323,36 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
         "first_predicted_device_bytes": search.attempts[0].measured.predicted_bytes,
         "step_seconds": measured.step_seconds,
         "exposed_seconds": timeline.exposed_seconds if timeline else 0.0,
-        "model_seconds": evaluation.seconds if evaluation else _unplanned(survey),
-        "bound_seconds": solution.bound_seconds if solution else _unplanned(survey),
+        "model_seconds": evaluation.seconds
+        if evaluation
+        else unplanned_seconds(survey),
+        "bound_seconds": solution.bound_seconds
+        if solution
+        else unplanned_seconds(survey),
         "gap": solution.gap if solution else 0.0,
         "binding": solution.binding if solution else (),
         "seconds_per_gib": (solution.seconds_per_byte if solution else 0.0) * 2**30,
         "smallest_budget": search.smallest_budget(),
         "stacks": stack_records(survey, best.decisions, evaluation),
         "baselines": baseline_records(
-            problem, search.host_budget, search.budget, correction
+            problem,
+            search.host_budget,
+            search.budget,
+            correction,
+            argument_bytes(survey),
         ),
         "trials": tuple(a.measured.trial for a in search.attempts),
         "donate_argnums": survey.step.donate if best.donated else (),
         "compiler_options": dict(best.options),
         "unpriced": survey.unpriced,
-        "notes": _notes(survey, fits),
+        "notes": notes(survey, fits),
         "solving_seconds": search.solving_seconds,
         "in_the_way": () if fits else in_the_way(survey),
     }
 
 
-def _notes(survey: Survey, fits: bool) -> tuple[str, ...]:
-    if survey.bodies or fits:
-        return survey.target.notes
-    return (
-        "no layers repeat in what is marked, and stowax moves the values of repeated "
-        "layers: write them as jax.lax.scan, or as a Python loop over equal blocks, and "
-        "mark the function that runs them",
-        *survey.target.notes,
-    )
-
-
 def _proven(solution: Any) -> Outcome:
     return "feasible" if solution.outcome == "feasible" else "optimal"
-
-
-def _unplanned(survey: Survey) -> float:
-    inside = sum(b.count * (b.forward_seconds + b.backward_seconds) for b in survey.bodies)
-    return survey.other_seconds + inside
 
 
 def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
@@ -339,7 +364,7 @@ def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
         for value in body.values
         if (pattern := preferences.matched(value)) is not None
     }
-    return decision_records(survey, best.decisions, best.evaluation, pinned)
+    return decision_records(survey, best.decisions, pinned)
 
 
 def _pin_prices(
@@ -352,9 +377,7 @@ def _pin_prices(
     prices = []
     for pattern, decision in preferences.patterns():
         others = free.narrowed(preferences.without(pattern, decision).allow)
-        problem = others.problem(
-            search.budget, search.host_budget, search.correction
-        )
+        problem = others.problem(search.budget, search.host_budget, search.correction)
         matched = preferences.count(pattern, decision)
         prices.append(
             PinPrice(

@@ -25,8 +25,8 @@ FORMAT_VERSION = 1
 class DecisionRecord:
     """What happens to one value of a repeated body.
 
-    `bytes` are of one layer, per device; `count` is the number of layers. `pinned` is the
-    pattern of the user's that narrowed the choice, if one did.
+    `bytes` are of one layer, per device; `count` is the number of layers. `pinned` is
+    the pattern of the user's that narrowed the choice, if one did.
     """
 
     stack: str
@@ -77,7 +77,8 @@ class Baseline:
 class Trial:
     """One turn of the closed loop: what was predicted and what the compiler made of it.
 
-    `compiled_bytes` is what the program needs where it did not compile for want of memory.
+    `compiled_bytes` is what the program needs where it did not compile for want of
+    memory.
     """
 
     what: str
@@ -113,12 +114,12 @@ class PinPrice:
 class PlanRecord:
     """Everything about a plan. Bytes are per device, seconds per step.
 
-    `device_bytes` and `host_bytes` are compiled figures (arguments + outputs − aliased +
-    temporaries); `predicted_device_bytes` is the last prediction for the same program and
-    `first_predicted_device_bytes` the one made before anything was compiled.
+    `device_bytes` and `host_bytes` are compiled figures (arguments + outputs − aliased
+    + temporaries); `predicted_device_bytes` is the last prediction for the same program
+    and `first_predicted_device_bytes` the one made before anything was compiled.
     `step_seconds` is simulated from the compiled schedule, `exposed_seconds` its part
-    spent waiting for host copies; `model_seconds` is what the planner expected. `gap` is
-    the distance to the proven bound under the planner's model.
+    spent waiting for host copies; `model_seconds` is what the planner expected. `gap`
+    is the distance to the proven bound under the planner's model.
     """
 
     step: str
@@ -206,7 +207,9 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ArgumentError("path", f"{os.fspath(path)!r}, which does not exist", instead) from None
+        raise ArgumentError(
+            "path", f"{os.fspath(path)!r}, which does not exist", instead
+        ) from None
     except (OSError, ValueError) as error:
         raise ArgumentError(
             "path", f"{os.fspath(path)!r}, which is no whole plan ({error})", instead

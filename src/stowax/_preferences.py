@@ -1,22 +1,23 @@
 """The user has the last word: pinned decisions and forbidden ones.
 
-`plan` builds one `Preferences` from its arguments `pin` and `forbid`, lets it narrow what
-is open for every value (`allow`), and asks afterwards whether every pattern met something
-(`check_matched`): a pattern with a typing error would else pin nothing, and nobody would
-notice.
+`plan` builds one `Preferences` from its arguments `pin` and `forbid`, lets it narrow
+what is open for every value (`allow`), and asks afterwards whether every pattern met
+something (`check_matched`): a pattern with a typing error would else pin nothing, and
+nobody would notice.
 
-Patterns are those of the shell (`*`, `?`, `[...]`), in upper or lower case alike, and are
-compared with a value's name (`"*attention*"`), its role (`"activation"`) and its source
-line, with or without folders (`"model.py:41"`, `"*/model.py:*"`). One pattern, then the
-decision:
+Patterns are those of the shell (`*`, `?`, `[...]`), in upper or lower case alike, and
+are compared with a value's name (`"*attention*"`), its role (`"activation"`) and its
+source line, with or without folders (`"model.py:41"`, `"*/model.py:*"`). One pattern,
+then the decision:
 
 - `pin={"*attention*": "keep"}`; on the command line `--pin "*attention*=keep"`;
-- `forbid=("offload", "recompute:*dropout*")`: a decision, alone or with a pattern after a
+- `forbid=("offload", "recompute:*dropout*")`: a decision, alone or with a pattern after
+a
   colon; on the command line `--forbid "recompute:*dropout*"`.
 
-Later pins win over earlier ones. A pattern such as `"*attention*"` meets large arrays and
-small ones, weights and masks; a pin holds for those of them that it is possible for. If
-it is possible for none, that is an error that says why (`check_matched`).
+Later pins win over earlier ones. A pattern such as `"*attention*"` meets large arrays
+and small ones, weights and masks; a pin holds for those of them that it is possible
+for. If it is possible for none, that is an error that says why (`check_matched`).
 """
 
 import dataclasses
@@ -53,8 +54,8 @@ class _Rule:
 class Preferences:
     """What the user pinned and forbade, and what it has met so far.
 
-    **Arguments:** `pin` maps patterns to `"keep"`, `"offload"` or `"recompute"`; `forbid`
-    lists decisions, alone or as `"decision:pattern"`.
+    **Arguments:** `pin` maps patterns to `"keep"`, `"offload"` or `"recompute"`;
+    `forbid` lists decisions, alone or as `"decision:pattern"`.
 
     **Raises:** `ArgumentError` for an unknown decision or an empty pattern.
 
@@ -63,7 +64,7 @@ class Preferences:
     (('*attention*', 'keep'),)
     """
 
-    def __init__(self, *, pin: Mapping[str, Decision], forbid: Collection[str] = ()):
+    def __init__(self, *, pin: Mapping[str, str], forbid: Collection[str] = ()):
         if isinstance(forbid, str):
             forbid = (forbid,)
         self._rules = (
@@ -76,9 +77,9 @@ class Preferences:
     def allow(self, value: Value) -> frozenset[Decision]:
         """`value.allowed`, narrowed; remembers which rules met the value.
 
-        Values for which nothing is decided (weights, constants) are left as they are, and
-        so is what depends on constants alone: it is computed wherever it is read, which
-        no prohibition can change. Neither counts as met.
+        Values for which nothing is decided (weights, constants) are left as they are,
+        and so is what depends on constants alone: it is computed wherever it is read,
+        which no prohibition can change. Neither counts as met.
 
         **Raises:** `ArgumentError` if a pin asks for what is forbidden.
         """
@@ -102,8 +103,9 @@ class Preferences:
         return frozenset({pin.decision})
 
     def matched(self, value: Value) -> str | None:
-        """The pattern of the pin that decides for `value`, else the text of what forbids
-        one of its decisions; `None` where the planner is free.
+        """The pattern of the pin that decides for `value`.
+
+        Without a pin, the text of what forbids one of its decisions; else `None`.
         """
         if value.available:
             return None
@@ -118,7 +120,7 @@ class Preferences:
         return tuple((r.pattern, r.decision) for r in self._rules if r.pinned)
 
     def count(self, pattern: str, decision: Decision) -> int:
-        """How many values a pin has met and is possible for, even if a later one wins."""
+        """How many values a pin has met and is possible for (a later one may win)."""
         return sum(
             sum(met.values())
             for rule, met in self._met.items()
@@ -126,8 +128,10 @@ class Preferences:
         )
 
     def without(self, pattern: str, decision: Decision) -> "Preferences":
-        """The same preferences but for one pin: what they would give tells its price."""
-        pins = {p: d for p, d in self.patterns() if (p, d) != (pattern, decision)}
+        """The same preferences but for one pin, to see what the pin costs."""
+        pins: dict[str, Decision] = {
+            p: d for p, d in self.patterns() if (p, d) != (pattern, decision)
+        }
         return Preferences(
             pin=pins, forbid=tuple(r.text for r in self._rules if not r.pinned)
         )
@@ -201,13 +205,13 @@ def _called(value: Value) -> str:
 
 
 _WHY = {
-    "recompute input": "it enters the layer from the one before, so it cannot be computed "
-    "again inside of it",
+    "recompute input": "it enters the layer from the one before, so it cannot be "
+    "computed again inside of it",
     "effects": "running its operation again would be noticed (printing, a callback)",
-    "offload": "it is too small, is no floating-point matrix, or the target has no host "
-    "memory, so it cannot be offloaded",
-    "keep": "it depends on constants alone and is computed again wherever it is read, so "
-    "it is never kept",
+    "offload": "it is too small, is no floating-point matrix, or the target has no "
+    "host memory, so it cannot be offloaded",
+    "keep": "it depends on constants alone and is computed again wherever it is read, "
+    "so it is never kept",
 }
 
 

@@ -1,12 +1,13 @@
 """A marked function, evaluated with its repeated layers as stacks.
 
 While a plan is made or applied, calls of marked functions come here (`_mark.handling`).
-The function is traced to a jaxpr; its scans and the repeating blocks of its unrolled loops
-become `Stack`s, which run through `_pipeline.run_stack`; everything else runs as written,
-`jax.checkpoint` calls without a loop inside included.
+The function is traced to a jaxpr; its scans and the repeating blocks of its unrolled
+loops become `Stack`s, which run through `_pipeline.run_stack`; everything else runs as
+written, `jax.checkpoint` calls without a loop inside included.
 
-A call is known by the digest of its program, not by its place in the step: a loss that is
-traced twice (gradient accumulation under a scan, say) is one call with one set of stacks.
+A call is known by the digest of its program, not by its place in the step: a loss that
+is traced twice (gradient accumulation under a scan, say) is one call with one set of
+stacks.
 """
 
 import dataclasses
@@ -25,9 +26,10 @@ from ._repeats import Repeat, find_repeats
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How marked functions are read. `keep_checkpoint` leaves the user's own
-    `jax.checkpoint` calls inside repeated bodies as they are; `roll` looks for the
-    repeating blocks of unrolled loops.
+    """How marked functions are read.
+
+    `keep_checkpoint` leaves the user's own `jax.checkpoint` calls inside repeated
+    bodies as they are; `roll` looks for the repeating blocks of unrolled loops.
     """
 
     keep_checkpoint: bool = False
@@ -37,9 +39,9 @@ class Options:
 class Rewriter:
     """The handler of marked calls: finds the stacks and runs them as `choose` says.
 
-    `prepare` sees each call's inputs before they are used and may replace them (the trace
-    of a step marks them, to see later where they came from). With `label`, the operations
-    of every body run under a named scope each (see `_pipeline.scope_name`).
+    `prepare` sees each call's inputs before they are used and may replace them (the
+    trace of a step marks them, to see later where they came from). With `label`, the
+    operations of every body run under a named scope each (see `_pipeline.scope_name`).
     """
 
     def __init__(
@@ -57,7 +59,10 @@ class Rewriter:
         self.tracing = False
 
     def __call__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         if self.tracing:
             return function(*args, **kwargs)

@@ -42,13 +42,16 @@ def observe(value: Any) -> Any:
 
 
 def find_roles(jaxpr: Any, input_count: int) -> tuple[tuple[Role, ...], bool]:
-    """The role of every input of a step's jaxpr, and whether anything is differentiated.
+    """The role of every input of a step's jaxpr; whether anything is differentiated.
 
     The jaxpr is that of a step in which marked inputs went through `observe`.
     """
     reached = {_DIFFERENTIATED: 0, _CONSTANT: 0}
+    differentiated = False
 
     def on_name(name: str, arguments: int) -> None:
+        nonlocal differentiated
+        differentiated |= name == _DIFFERENTIATED  # perhaps a constant, by no argument
         if name in reached:
             reached[name] |= arguments
 
@@ -69,7 +72,7 @@ def find_roles(jaxpr: Any, input_count: int) -> tuple[tuple[Role, ...], bool]:
             roles.append("optimizer state")
         else:
             roles.append("other")
-    return tuple(roles), bool(parameters)
+    return tuple(roles), differentiated
 
 
 def _flow(
@@ -110,9 +113,7 @@ def _flow_equation(
         return [v | condition for v in out]
     if name == "cond":
         branches = [_flow(b, values[1:], on_name) for b in params["branches"]]
-        return [
-            values[0] | _union(column) for column in zip(*branches, strict=True)
-        ]
+        return [values[0] | _union(column) for column in zip(*branches, strict=True)]
     for inner in (params.get("jaxpr"), params.get("call_jaxpr")):
         if inner is not None and len(_jax.open_jaxpr(inner).invars) == len(values):
             return _flow(inner, values, on_name)

@@ -23,7 +23,7 @@ bandwidth with the compute beside them, which is not modelled.
 import dataclasses
 from collections.abc import Callable
 
-from ._figures import Chip
+from ._figures import MATRIX_EFFICIENCY, MEMORY_EFFICIENCY, Chip
 from ._program_record import (
     COLLECTIVES,
     Computation,
@@ -178,7 +178,10 @@ def _assumptions(chip: Chip, link: Link, duplex: bool) -> tuple[str, ...]:
     if chip.platform == "tpu" and chip.clock.known:
         lines.append(f"compiler's cycle estimates at {chip.clock.value:.4g} Hz")
     else:
-        lines.append("roofline at peak throughput and bandwidth")
+        lines.append(
+            f"roofline at {MATRIX_EFFICIENCY:g} of the nominal matrix throughput and "
+            f"{MEMORY_EFFICIENCY:g} of the bandwidth, assumed"
+        )
     if chip.platform == "gpu":
         lines.append(f"{LAUNCH_SECONDS * 1e6:g} µs per kernel launch, assumed")
     return tuple(lines)
@@ -331,7 +334,8 @@ def _host_call(clock: _Clock, item: Instruction) -> None:
 def _by_bytes(clock: _Clock, item: Instruction) -> float:
     # Where even the memory's rate is unknown the link's is all that there is to divide
     # by.
-    rate = clock.chip.memory_rate() or clock.link.host_to_device
+    rate = clock.chip.memory_rate()
+    rate = rate * MEMORY_EFFICIENCY if rate else clock.link.host_to_device
     return item.bytes_accessed / rate
 
 
@@ -343,7 +347,7 @@ def _price(clock: _Clock, item: Instruction) -> float:
     seconds = _by_bytes(clock, item)
     rate = clock.chip.matrix_rate(item.dtype)
     if item.flops > 0 and rate:
-        seconds = max(seconds, item.flops / rate)
+        seconds = max(seconds, item.flops / (rate * MATRIX_EFFICIENCY))
     if clock.chip.platform == "gpu":
         seconds += LAUNCH_SECONDS
     what = item.target or item.opcode

@@ -8,7 +8,9 @@ import dataclasses
 from typing import Literal
 
 Decision = Literal["keep", "offload", "recompute"]
-Role = Literal["activation", "parameter", "gradient", "optimizer state", "batch", "other"]
+Role = Literal[
+    "activation", "parameter", "gradient", "optimizer state", "batch", "other"
+]
 Outcome = Literal["unneeded", "optimal", "feasible", "infeasible"]
 
 DECISIONS: tuple[Decision, ...] = ("keep", "offload", "recompute")
@@ -19,9 +21,9 @@ class Value:
     """One array of a repeated body: an input of the body or the output of an operation.
 
     `allowed` holds the decisions that are open for it. A value whose `operation` is
-    `None` is an input of the body and cannot be recomputed. `available` values (weights,
-    constants) are at hand in the backward pass anyway: they need no decision. `needed`
-    says that the backward pass reads it.
+    `None` is an input of the body and cannot be recomputed. `available` values
+    (weights, constants) are at hand in the backward pass anyway: they need no decision.
+    `needed` says that the backward pass reads it.
     """
 
     index: int
@@ -41,8 +43,8 @@ class Value:
 class Operation:
     """One operation of the forward body; `inputs` and `outputs` are value indices.
 
-    `repeatable` is false for what must not run twice (effects). `seconds` is the price of
-    running it once more; `priced` is false where no rule knew it.
+    `repeatable` is false for what must not run twice (effects). `seconds` is the price
+    of running it once more; `priced` is false where no rule knew it.
     """
 
     index: int
@@ -71,10 +73,10 @@ class Point:
 class Body:
     """A body that runs `count` times in a row, as the planner sees it.
 
-    `values[i].index == i` and `operations[i].index == i`; operations stand in an order in
-    which they can run. `forward_seconds` and `backward_seconds` are of one run of the
-    body, the backward without any recomputation. `in_loop` is false for a body that runs
-    once, in straight-line code: nothing can be offloaded there.
+    `values[i].index == i` and `operations[i].index == i`; operations stand in an order
+    in which they can run. `forward_seconds` and `backward_seconds` are of one run of
+    the body, the backward without any recomputation. `in_loop` is false for a body that
+    runs once, in straight-line code: nothing can be offloaded there.
     """
 
     name: str
@@ -99,10 +101,10 @@ class Link:
 class Problem:
     """What the planner is asked: the bodies in forward order, and what there is.
 
-    `device_bytes` is the whole budget of a device; `loss_reserved_bytes` is what is alive
-    at the loss besides stored stacks; `host_bytes` what the host may hold per device.
-    `other_seconds` is the part of the step outside the bodies. `prefetch_depth` is the
-    number of layers' offloaded values in flight in the backward pass.
+    `device_bytes` is the whole budget of a device; `loss_reserved_bytes` is what is
+    alive at the loss besides stored stacks; `host_bytes` what the host may hold per
+    device. `other_seconds` is the part of the step outside the bodies. `prefetch_depth`
+    is the number of layers' offloaded values in flight in the backward pass.
     """
 
     bodies: tuple[Body, ...]
@@ -142,11 +144,12 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """The planner's answer. `gap` is relative to `bound_seconds`, the proven lower bound.
+    """The planner's answer, with its certificate.
 
-    `binding` names the constraints that stop a faster plan; `seconds_per_byte` is what one
-    more byte of device memory would buy (0 where memory does not bind), from the problem's
-    linear relaxation.
+    `gap` is relative to `bound_seconds`, the proven lower bound. `binding` names the
+    constraints that stop a faster plan; `seconds_per_byte` is what one more byte of
+    device memory would buy (0 where memory does not bind), from the problem's linear
+    relaxation.
     """
 
     outcome: Outcome

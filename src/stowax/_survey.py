@@ -2,8 +2,8 @@
 
 Bytes per device of every candidate come from Shardy's own propagation over the lowered
 step (each operation of a body is lowered under a named scope of its own), seconds from
-the cost rules. What the step needs besides stored values comes from predicting the memory
-of a program that is never compiled: the one that stores everything.
+the cost rules. What the step needs besides stored values comes from predicting the
+memory of a program that is never compiled: the one that stores everything.
 """
 
 import dataclasses
@@ -29,7 +29,8 @@ class Survey:
     """A step on a target, ready to be planned.
 
     `reserved_bytes` is what the step needs besides stored values, by the prediction for
-    a program that stores everything.
+    a program that stores everything. `without_offloads` says that JAX refused host
+    memory in this step.
     """
 
     function: Callable[..., Any]
@@ -41,6 +42,7 @@ class Survey:
     other_seconds: float
     reserved_bytes: int
     unpriced: tuple[str, ...]
+    without_offloads: bool = False
 
     def problem(
         self, device_bytes: int, host_bytes: int, correction: int = 0
@@ -129,8 +131,7 @@ def take_survey(
     )
     placements = _placements(blank)
     bodies = tuple(
-        _body(traced, target, placements[name])
-        for name, traced in step.stacks.items()
+        _body(traced, target, placements[name]) for name, traced in step.stacks.items()
     )
     total = program_seconds(step.jaxpr, target.chip, shards=_shards(placements))
     inside = sum(b.count * (b.forward_seconds + b.backward_seconds) for b in bodies)

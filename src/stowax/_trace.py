@@ -1,21 +1,23 @@
 """The training step, traced once: its arguments with their roles, and its stacks.
 
 `plan` calls `trace_step` with what the user gave it. The step runs under a `Rewriter`
-that stores everything the backward passes read, and writes down every stack that it meets
-with its linearized body. The roles come from the same trace (`_roles`).
+that stores everything the backward passes read, and writes down every stack that it
+meets with its linearized body. The roles come from the same trace (`_roles`).
 """
 
 import collections
 import dataclasses
 import functools
+import pathlib
+import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from . import _jax
-from ._errors import ArgumentError, StepError
+from ._errors import ArgumentError, StepError, StowaxError
 from ._jaxpr import trace
 from ._linearize import LinearizedBody
 from ._mark import handling
@@ -23,6 +25,9 @@ from ._pipeline import Stack
 from ._rewrite import Options, Rewriter
 from ._roles import find_roles, observe
 from ._stages import Role
+
+# JAX's words where a derivative does not exist or has no rule.
+_UNDIFFERENTIABLE = re.compile(r"differentiat|\b(support|implemented).*\b(JVP|jvp|VJP)")
 
 _STATE: frozenset[Role] = frozenset({"parameter", "optimizer state"})
 
@@ -48,9 +53,9 @@ class TracedStack:
 class Step:
     """A training step as stowax sees it.
 
-    `donate` are the positions of the arguments whose every array is state and comes back
-    with the same type: what a training loop replaces by the step's own result. `jaxpr`
-    is the step's, with everything that backward passes read stored.
+    `donate` are the positions of the arguments whose every array is state and comes
+    back with the same type: what a training loop replaces by the step's own result.
+    `jaxpr` is the step's, with everything that backward passes read stored.
     """
 
     name: str
@@ -93,16 +98,16 @@ def store_all(stack: Stack, body: LinearizedBody) -> dict[int, str]:
 def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) -> Step:
     """Traces `step` on `args` and finds roles and stacks.
 
-    **Raises:** `ArgumentError` for a step that is already jitted or an argument that is no
-    array; `StepError` for a step without a marked function, or whose mark is on something
-    that is never differentiated.
+    **Raises:** `ArgumentError` for a step that is already jitted or an argument that is
+    no array; `StepError` for a step without a marked function, or whose mark is on
+    something that is never differentiated.
     """
     check_step(step)
     leaves, structure = jax.tree.flatten_with_path(tuple(args))
     specs = [check_leaf(_path(path), leaf) for path, leaf in leaves]
     found: dict[str, tuple[Stack, LinearizedBody]] = {}
 
-    def choose(stack: Stack, body: LinearizedBody) -> dict[str, str]:
+    def choose(stack: Stack, body: LinearizedBody) -> dict[int, str]:
         found[stack.name] = (stack, body)
         return store_all(stack, body)
 
@@ -114,25 +119,12 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
         with handling(rewriter):
             return step(*jax.tree.unflatten(structure, values))
 
-    jaxpr = trace(flat, *[jax.ShapeDtypeStruct(s.shape, s.dtype) for s in specs])
-    if not rewriter.calls:
-        raise StepError(
-            "step: no function marked with @stowax.stow was called. Write @stowax.stow "
-            "above the function that jax.value_and_grad or jax.grad is applied to."
-        )
-    if not _jax.open_jaxpr(jaxpr).outvars:
-        raise StepError(
-            "step: it returns no array, so nothing that it computes is used. Return the "
-            "new state and the loss."
-        )
+    try:
+        jaxpr = trace(flat, *[s.update(sharding=None) for s in specs])
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise _in_other_words(error) from error
     roles, differentiated = find_roles(jaxpr, len(specs))
-    if not differentiated:
-        names = ", ".join(sorted(set(rewriter.calls.values())))
-        raise StepError(
-            f"step: {names} is marked with @stowax.stow, but nothing differentiates it. "
-            "Move the mark to the function that jax.value_and_grad or jax.grad is applied "
-            "to."
-        )
+    _check_traced(jaxpr, rewriter, differentiated)
     arguments = tuple(
         Argument(path=_path(path), spec=spec, role=role)
         for (path, _), spec, role in zip(leaves, specs, roles, strict=True)
@@ -149,6 +141,54 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
         donate=_donatable(positions, arguments, out),
         jaxpr=jaxpr,
     )
+
+
+def _check_traced(jaxpr: Any, rewriter: Rewriter, differentiated: bool) -> None:
+    """Refuses a step in which there is nothing to plan."""
+    if not rewriter.calls:
+        raise StepError(
+            "step: no function marked with @stowax.stow was called. Write @stowax.stow "
+            "above the function that jax.value_and_grad or jax.grad is applied to."
+        )
+    if not _jax.open_jaxpr(jaxpr).outvars:
+        raise StepError(
+            "step: it returns no array, so nothing that it computes is used. Return "
+            "the new state and the loss."
+        )
+    if not differentiated:
+        names = ", ".join(sorted(set(rewriter.calls.values())))
+        raise StepError(
+            f"step: {names} is marked with @stowax.stow, but nothing differentiates "
+            "it. Move the mark to the function that jax.value_and_grad or jax.grad is "
+            "applied to."
+        )
+
+
+def _in_other_words(error: Exception) -> Exception:
+    """JAX's refusal to differentiate something, with the user's line; others as is."""
+    words = str(error)
+    if isinstance(error, StowaxError) or not _UNDIFFERENTIABLE.search(words):
+        return error
+    return StepError(
+        f"step: it cannot be differentiated, with or without stowax (called at "
+        f"{_users_line(error)}). JAX says: {words}"
+    )
+
+
+def _users_line(error: Exception) -> str:
+    """Where the user's code was when `error` came up."""
+    libraries = (
+        "/site-packages/",
+        "/dist-packages/",
+        str(pathlib.Path(__file__).parent),
+    )
+    lines = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(library in frame.filename for library in libraries)
+        and not frame.filename.startswith("<")
+    ]
+    return lines[-1] if lines else "an unknown line"
 
 
 def _name(step: Any) -> str:
@@ -178,20 +218,25 @@ def check_step(step: Any) -> None:
 def check_leaf(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     """The spec of one argument, or an error that names it."""
     if isinstance(leaf, bool | int | float | complex):
-        leaf = np.asarray(leaf, dtype=jax.dtypes.canonicalize_dtype(type(leaf)))
+        dtype = jax.dtypes.canonicalize_dtype(type(leaf))
+        weak = not isinstance(leaf, bool)
+        return jax.ShapeDtypeStruct((), dtype, weak_type=weak)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise ArgumentError(
             path,
             f"{type(leaf).__name__} {leaf!r:.60}, which is no array",
-            "Give arrays or jax.ShapeDtypeStruct; close over anything else, for example "
-            "functools.partial(step, config).",
+            "Give arrays or jax.ShapeDtypeStruct; close over anything else, for "
+            "example functools.partial(step, config).",
         )
     sharding = getattr(leaf, "sharding", None)
     committed = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(
         leaf, "committed", False
     )
     return jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding if committed else None
+        leaf.shape,
+        leaf.dtype,
+        sharding=sharding if committed else None,
+        weak_type=getattr(leaf, "weak_type", False),
     )
 
 

@@ -107,8 +107,8 @@ def _vanished(
 ) -> tuple[str, ...]:
     """Planned copies that the compiled program does not hold, by value name.
 
-    XLA may join copies or rename them, so a value counts as lost only if its own scope is
-    nowhere and the bytes that do move fall short as well.
+    XLA may join copies or rename them, so a value counts as lost only if its own scope
+    is nowhere and the bytes that do move fall short as well.
     """
     bodies = {body.name: body for body in survey.bodies}
     planned, lost = 0, []
@@ -134,6 +134,6 @@ def check_offloads(measured: Measured) -> None:
     if measured.vanished:
         raise OffloadVanishedError(
             "The compiled program does not copy these values to the host, although the "
-            f"plan offloads them: {', '.join(measured.vanished)}. Pin them to 'keep' or "
-            "'recompute', and please report it with the step: it is a fault of stowax."
+            f"plan offloads them: {', '.join(measured.vanished)}. Pin them to 'keep' "
+            "or 'recompute', and please report it with the step: it is stowax's fault."
         )

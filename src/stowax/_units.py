@@ -6,6 +6,7 @@ decimal units (`GB`) are understood when reading.
 
 import math
 import re
+from typing import Any
 
 from ._errors import ArgumentError
 
@@ -17,11 +18,11 @@ for _power, _letter in enumerate("KMGT", start=1):
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
-def parse_bytes(quantity: int | float | str, argument: str) -> int:
+def parse_bytes(quantity: Any, argument: str) -> int:
     """The number of bytes that `quantity` says.
 
-    **Arguments:** `quantity` is an `int` of bytes or text such as `"16GiB"`, `"1.5 TiB"`,
-    `"400MB"`; `argument` is the name to use in an error.
+    **Arguments:** `quantity` is an `int` of bytes or text such as `"16GiB"`, `"1.5
+    TiB"`, `"400MB"`; `argument` is the name to use in an error.
 
     **Raises:** `ArgumentError` for anything that is not a positive amount.
 
@@ -38,9 +39,7 @@ def parse_bytes(quantity: int | float | str, argument: str) -> int:
             raise ArgumentError(argument, f"{quantity!r}", instead)
         quantity = float(match.group(1)) * _UNITS[unit]
     if not math.isfinite(quantity) or quantity <= 0:
-        raise ArgumentError(
-            argument, f"{quantity!r}, which is not above zero", instead
-        )
+        raise ArgumentError(argument, f"{quantity!r}, which is not above zero", instead)
     return int(quantity)
 
 

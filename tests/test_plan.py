@@ -1,0 +1,344 @@
+"""Plans end to end: what they promise holds in a program compiled apart from them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import stowax
+from planned_models import (
+    LAYERS,
+    MIB,
+    QUICK,
+    ROWS,
+    WIDTH,
+    arguments,
+    bytes_of,
+    compiled_total,
+    mean_square,
+    numbers,
+    plan,
+    planned,
+    spec,
+    step_of,
+    train,
+    weights,
+)
+
+TARGETS = ("h200", "v5e-1")
+# A layer's input, b × w; what the others add up to: b × 4w each.
+INPUT = 4 * ROWS * WIDTH
+INNER = 4 * INPUT
+
+
+def keeping_inputs():
+    """A budget in which little more than each layer's input has room on the device."""
+    return bytes_of(arguments()) + LAYERS * INPUT + 8 * INNER
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_with_room_for_everything_nothing_moves(target):
+    found = planned(target)
+    assert (found.outcome, found.fits) == ("unneeded", True)
+    assert found.decisions == ()
+    assert found.donate_argnums == ()
+    assert found.host_bytes == 0
+    assert found.device_bytes > LAYERS * 2 * INNER  # it does keep the activations
+    assert compiled_total(found, train, *arguments()) == found.device_bytes
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_plan_that_fits_fits_when_compiled_apart(target):
+    free = planned(target).device_bytes
+    budget = keeping_inputs()
+    assert budget < 0.5 * free
+    found = planned(target, budget)
+    assert found.fits
+    assert found.outcome == "optimal"
+    assert compiled_total(found, train, *arguments()) == found.device_bytes <= budget
+    assert {d.decision for d in found.decisions} >= {"recompute"}
+    assert found.gap <= 1e-4
+    assert found.budget_bytes == budget
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_does_not_fit_names_the_smallest_budget_and_it_works(target):
+    short = planned(target, bytes_of(arguments()) + 2 * INPUT)
+    assert (short.outcome, short.fits) == ("infeasible", False)
+    assert short.smallest_budget == short.device_bytes > short.budget_bytes
+    largest, *_ = short.in_the_way
+    assert largest.startswith("backward pass of one layer at ")
+    assert any(text.startswith("parameter: 8.00 MiB") for text in short.in_the_way)
+    assert any(text.startswith("batch: 4.00 MiB") for text in short.in_the_way)
+    text = str(short)
+    assert "DOES NOT FIT" in text
+    assert "smallest budget" in text
+
+    found = planned(target, short.smallest_budget)
+    assert found.fits
+    assert compiled_total(found, train, *arguments()) <= short.smallest_budget
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_planned_offloads_are_in_the_compiled_program(target):
+    found = plan(train, *arguments(), target=target, pin={"layer input 0": "offload"})
+    (offloaded,) = [d for d in found.decisions if d.decision == "offload"]
+    assert offloaded.bytes == INPUT
+    assert offloaded.count == LAYERS
+    assert offloaded.pinned == "layer input 0"
+    assert found.host_bytes >= (LAYERS - 1) * INPUT
+    inspection = stowax.inspect(
+        found.apply(train),
+        *found.specs(*arguments()),
+        target=stowax.target(target),
+    )
+    for direction in ("device-to-host", "host-to-device"):
+        moved = sum(
+            t.bytes * t.trips for t in inspection.transfers if t.direction == direction
+        )
+        assert moved >= (LAYERS - 1) * INPUT
+    assert inspection.memory.device.total == found.device_bytes
+    assert inspection.memory.host.total == found.host_bytes
+
+
+def test_a_pin_is_kept_where_nothing_had_to_move():
+    # Everything fits, and the user has the last word all the same.
+    assert planned("h200").outcome == "unneeded"
+    pinned = plan(train, *arguments(), pin={"dot_general*": "recompute"})
+    assert pinned.outcome == "optimal"
+    products = [d for d in pinned.decisions if d.name.startswith("dot_general")]
+    assert {d.decision for d in products} == {"recompute"}
+    (price,) = pinned.pins
+    assert (price.pattern, price.decision) == ("dot_general*", "recompute")
+    assert price.seconds > 0
+
+
+def test_forbidding_offloads_and_recomputation():
+    budget = keeping_inputs()
+    without = plan(train, *arguments(), budget=budget, forbid="offload")
+    assert {d.decision for d in without.decisions} == {"keep", "recompute"}
+    assert without.host_bytes == 0
+    kept = plan(train, *arguments(), budget=budget, forbid=("recompute",))
+    assert "recompute" not in {d.decision for d in kept.decisions}
+
+
+def test_host_budget_holds():
+    budget = bytes_of(arguments()) + 2 * INPUT + 6 * INNER
+    found = plan(train, *arguments(), budget=budget, host_budget=2 * INPUT)
+    assert found.host_bytes <= 2 * INPUT
+    assert found.host_budget_bytes == 2 * INPUT
+
+
+def test_state_is_donated_where_the_memory_is_needed():
+    assert planned("h200").donate_argnums == ()
+    assert planned("h200", keeping_inputs()).donate_argnums == (0,)
+    always = plan(train, *arguments(), donate=True)
+    never = plan(train, *arguments(), budget=keeping_inputs(), donate=False)
+    assert always.donate_argnums == (0,)
+    assert always.outcome == "unneeded"
+    assert never.donate_argnums == ()
+    assert compiled_total(never, train, *arguments()) == never.device_bytes
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_unrolled_as_good_as_scanned(target):
+    pin = {"*": "recompute"}  # which leaves the layers' inputs to be kept
+    scanned = plan(train, *arguments(), target=target, pin=pin)
+    args = arguments(unrolled=True)
+    unrolled = plan(train, *args, target=target, pin=pin)
+    (stack,) = unrolled.stacks
+    assert stack.unrolled
+    assert stack.count == LAYERS
+    assert [(d.name, d.bytes, d.decision) for d in unrolled.decisions] == [
+        (d.name, d.bytes, d.decision) for d in scanned.decisions
+    ]
+    assert unrolled.device_bytes <= 1.15 * scanned.device_bytes
+    assert compiled_total(unrolled, train, *args) == unrolled.device_bytes
+
+
+def test_bytes_are_per_device_of_a_sharded_step():
+    target = stowax.target("v5p-8")
+    chips = target.device_count
+    mesh = target.mesh((chips,), ("fsdp",))
+
+    def sharded(s, *partition):
+        sharding = NamedSharding(mesh, PartitionSpec(*partition))
+        return jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding)
+
+    params, x = arguments()
+    args = (
+        jax.tree.map(lambda s: sharded(s, None, "fsdp"), params),
+        sharded(x, "fsdp"),
+    )
+    budget = (bytes_of(arguments()) + LAYERS * INPUT + 4 * INNER) // chips + 24 * MIB
+    found = plan(train, *args, target="v5p-8", budget=budget)
+    assert found.fits
+    assert compiled_total(found, train, *args) == found.device_bytes <= budget
+    for decision in found.decisions:  # the rows are spread, each value with them
+        whole = 4 * decision.shape[0] * decision.shape[1]
+        assert decision.bytes == whole // chips
+    for given, placed in zip(
+        jax.tree.leaves(args), jax.tree.leaves(found.specs(*args)), strict=True
+    ):
+        assert placed.sharding.spec == given.sharding.spec
+        assert placed.sharding.memory_kind in (None, "device")
+
+
+def test_two_different_stacks():
+    @stowax.stow
+    def loss(params, x):
+        encoded = jnp.mean(jnp.sin(x), axis=0, keepdims=True)
+        encoded = (
+            encoded
+            + jax.lax.scan(
+                lambda c, w: (c + jnp.sin(c @ w), None), x, params["encoder"]
+            )[0]
+        )
+
+        def decode(c, w):
+            return c + jnp.tanh(jax.nn.gelu(c @ w["up"]) @ w["down"]) * encoded, None
+
+        return jnp.mean(jax.lax.scan(decode, x, params["decoder"])[0])
+
+    params = {"encoder": spec(6, WIDTH, WIDTH), "decoder": weights()}
+    args = (params, spec(ROWS, WIDTH))
+    step = step_of(loss)
+    budget = bytes_of(args) + (6 + 2 * LAYERS) * INPUT + 8 * INNER
+    found = plan(step, *args, budget=budget)
+    assert found.fits
+    assert compiled_total(found, step, *args) == found.device_bytes <= budget
+    assert [s.count for s in found.stacks] == [6, LAYERS]
+    assert {d.stack for d in found.decisions} == {s.name for s in found.stacks}
+
+
+def test_the_users_own_checkpoint_is_kept_or_decided_anew():
+    @stowax.stow
+    def loss(params, x):
+        body = jax.checkpoint(lambda c, w: (layer_of(c, w), None))
+        return jnp.mean(jax.lax.scan(body, x, params)[0] ** 2)
+
+    def layer_of(c, w):
+        return c + jnp.tanh(jax.nn.gelu(c @ w["up"]) @ w["down"])
+
+    pin = {"layer input 0": "offload"}
+    anew = plan(step_of(loss), *arguments(), pin=pin)
+    kept = plan(step_of(loss), *arguments(), pin=pin, keep_checkpoint=True)
+    assert kept.keep_checkpoint
+    # Inside a checkpoint there is nothing left to decide on but what it reads.
+    assert {d.name for d in kept.decisions} == {"layer input 0"}
+    assert len(anew.decisions) > len(kept.decisions)
+    assert compiled_total(kept, step_of(loss), *arguments()) == kept.device_bytes
+
+
+def test_compiler_options_of_the_user_reach_the_program():
+    asked = {"xla_tpu_scheduler_percent_shared_memory_limit": "90", **QUICK}
+    found = plan(train, *arguments(), target="v5e-1", compiler_options=asked)
+    assert found.compiler_options == asked
+    assert found.apply(train).stowax_compiler_options == found.compiler_options
+    with pytest.raises(stowax.StowaxError, match="no_such_option"):
+        plan(train, *arguments(), compiler_options={"no_such_option": "1"})
+
+
+def test_progress_goes_to_standard_error_or_to_the_user(capsys, monkeypatch):
+    monkeypatch.setattr("stowax._asked.QUIET_SECONDS", 0.0)
+    stowax.plan(train, *arguments(), target="h200")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "stowax: tracing" in err
+    assert "fits" in err
+    lines = []
+    stowax.plan(train, *arguments(), target="h200", progress=lines.append)
+    assert len(lines) >= 3
+    stowax.plan(train, *arguments(), target="h200", progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_record_says_what_was_planned_and_with_what():
+    found = planned("h200", keeping_inputs())
+    assert found.versions["jax"] == jax.__version__
+    assert found.versions["stowax"]
+    assert found.versions["python"]
+    assert [(a.path, a.role, a.shape) for a in found.arguments] == [
+        ("args[0]['down']", "parameter", (LAYERS, 4 * WIDTH, WIDTH)),
+        ("args[0]['up']", "parameter", (LAYERS, WIDTH, 4 * WIDTH)),
+        ("args[1]", "batch", (ROWS, WIDTH)),
+    ]
+    assert (found.target, found.compile_only) == ("h200", True)
+    assert {"keep all", "recompute all", "offload layer inputs"} <= {
+        b.name for b in found.baselines
+    }
+    assert len(found.trials) <= 4
+    for decision in found.decisions:
+        assert decision.reason
+        assert decision.name
+    assert "FITS" in str(found)
+    assert "nothing" in str(planned("h200")).lower()
+
+
+# --- on the attached CPU --------------------------------------------------------------
+
+
+def small():
+    return arguments(width=64, rows=512)
+
+
+def run(step, args, count=3):
+    params, x = numbers(args)
+    losses = []
+    for _ in range(count):
+        params, loss = step(params, x)
+        losses.append(loss)
+    return params, losses
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_training_under_a_plan_gives_the_same_numbers(unrolled):
+    args = arguments(width=64, rows=512, unrolled=unrolled)
+    free = plan(train, *args, target="cpu")
+    budget = int(0.6 * free.device_bytes)
+    found = plan(train, *args, target="cpu", budget=budget)
+    assert found.fits
+    decisions = {d.decision for d in found.decisions}
+    assert decisions == {"keep", "recompute"}  # a CPU has no other memory to go to
+    assert found.host_bytes == 0
+    expected = run(jax.jit(train), args)
+    got = run(found.apply(train), args)
+    # Sums of up to 512 rows in another order.
+    bound = 512 * float(jnp.finfo(jnp.float32).eps)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        scale = float(np.max(np.abs(b)))
+        np.testing.assert_allclose(a, b, rtol=0, atol=bound * scale)
+
+
+def test_a_plan_that_moves_nothing_gives_the_same_bits():
+    found = plan(train, *small(), target="cpu")
+    assert found.outcome == "unneeded"
+    expected, got = run(jax.jit(train), small()), run(found.apply(train), small())
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+    lowered = found.apply(train).lower(*small())
+    assert lowered.as_text() == jax.jit(train).lower(*small()).as_text()
+
+
+def test_place_and_specs_one_in_one_out_several_a_tuple():
+    found = plan(train, *small(), target="cpu")
+    params, x = numbers(small())
+    assert found.place(x) is x
+    placed = found.place(params, np.asarray(x))
+    assert isinstance(placed, tuple)
+    assert isinstance(placed[1], jax.Array)
+    assert placed[0]["up"] is params["up"]
+    assert found.specs(x).shape == x.shape
+    assert isinstance(found.specs(params), dict)
+    assert isinstance(found.specs(params, x), tuple)
+    jitted = found.apply(train)
+    assert jitted.trace(params, x).out_info[1].shape == ()
+
+
+def test_a_mark_alone_changes_nothing():
+    params, x = numbers(small())
+    plain = step_of(lambda p, x: mean_square.__wrapped__(p, x))
+    got, expected = jax.jit(train)(params, x), jax.jit(plain)(params, x)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,344 @@
+"""What cannot be planned: one clear error each, in words that are tested."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import stowax
+from planned_models import (
+    LAYERS,
+    WIDTH,
+    arguments,
+    compiled_total,
+    forward,
+    layer,
+    mean_square,
+    plan,
+    spec,
+    step_of,
+    train,
+    weights,
+)
+from stowax._errors import ArgumentError, CompileError, StepError
+
+ARGS = arguments(rows=64)
+
+
+def refused(kind, step, *args, **options):
+    with pytest.raises(kind) as caught:
+        plan(step, *args, **options)
+    assert isinstance(caught.value, stowax.StowaxError)
+    return str(caught.value)
+
+
+def test_no_mark():
+    unmarked = step_of(mean_square.__wrapped__)
+    assert refused(StepError, unmarked, *ARGS) == (
+        "step: no function marked with @stowax.stow was called. Write @stowax.stow "
+        "above the function that jax.value_and_grad or jax.grad is applied to."
+    )
+
+
+def test_a_mark_on_something_that_is_never_differentiated():
+    def step(params, x):
+        return mean_square(params, x)
+
+    assert refused(StepError, step, *ARGS) == (
+        "step: mean_square is marked with @stowax.stow, but nothing differentiates it. "
+        "Move the mark to the function that jax.value_and_grad or jax.grad is applied "
+        "to."
+    )
+
+
+def test_a_step_that_is_jitted_already():
+    for given in (jax.jit(train), jax.jit(train, donate_argnums=0)):
+        assert refused(ArgumentError, given, *ARGS) == (
+            "step: got step, which is already jitted. Pass the function without "
+            "jax.jit (for example step.__wrapped__); Plan.apply returns it jitted."
+        )
+    found = plan(train, *ARGS, target="cpu")
+    with pytest.raises(ArgumentError, match="step: got step, which is already jitted"):
+        found.apply(jax.jit(train))
+
+
+def test_no_step_at_all():
+    assert refused(ArgumentError, "train", *ARGS) == (
+        "step: got 'train', which cannot be called. Pass the training step itself."
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "what"),
+    [
+        ({"tokens": "hello"}, "args[1]['tokens']", "str 'hello'"),
+        ([object], "args[1][0]", "type <class 'object'>"),
+        (print, "args[1]", "builtin_function_or_method <built-in function print>"),
+    ],
+)
+def test_an_argument_that_is_no_array(given, name, what):
+    assert refused(ArgumentError, train, ARGS[0], given) == (
+        f"{name}: got {what}, which is no array. Give arrays or jax.ShapeDtypeStruct; "
+        "close over anything else, for example functools.partial(step, config)."
+    )
+
+
+INSTEAD = "Write bytes as an int, or text such as '16GiB'."
+
+
+@pytest.mark.parametrize("name", ["budget", "host_budget"])
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        (-1, "-1, which is not above zero"),
+        ("0GiB", "0.0, which is not above zero"),
+        ("16 GB?", "'16 GB?'"),
+        ("-3GiB", "'-3GiB'"),
+        ("", "''"),
+        (True, "True"),
+        ([1], "[1]"),
+    ],
+)
+def test_budgets_that_are_none(name, given, got):
+    expected = f"{name}: got {got}. {INSTEAD}"
+    assert refused(ArgumentError, train, *ARGS, **{name: given}) == expected
+
+
+def test_budgets_of_nothing():
+    assert refused(ArgumentError, train, *ARGS, budget=0) == (
+        f"budget: got 0, which is not above zero. {INSTEAD}"
+    )
+    assert refused(ArgumentError, train, *ARGS, host_budget=0) == (
+        "host_budget: got 0. To leave the host alone write forbid=('offload',)."
+    )
+
+
+def test_more_than_the_chip_has():
+    assert refused(ArgumentError, train, *ARGS, budget="142GiB") == (
+        "budget: got '142GiB', more than the 141.0 GiB that a device of h200 has. "
+        "Write at most '141.0 GiB', or leave it out for all of it."
+    )
+    text = refused(ArgumentError, train, *ARGS, budget="90TiB", target="cpu")
+    assert text.startswith("budget: got '90TiB', more than the ")
+    assert " that a device of cpu has. " in text
+
+
+def test_unknown_targets():
+    assert refused(ArgumentError, train, *ARGS, target="h20") == (
+        "target: got 'h20'. Nearest names: h200, gh200, h200x8, h200x4, h200x2."
+    )
+    text = refused(ArgumentError, train, *ARGS, target="tpu")
+    assert text.startswith("target: got 'tpu', and JAX sees no tpu here. ")
+
+
+def test_shardings_over_other_devices():
+    mesh = jax.make_mesh((2,), ("data",))
+    spread = NamedSharding(mesh, PartitionSpec("data"))
+    x = jax.ShapeDtypeStruct((64, WIDTH), jnp.float32, sharding=spread)
+    assert refused(ArgumentError, train, ARGS[0], {"x": x}) == (
+        "args[1]['x']: got a sharding over cpu:0, cpu:1, which target h200 does not "
+        "have. Build the mesh with stowax.target('h200').mesh(...)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"pin": "keep"},
+            "pin: got 'keep'. Write a dict such as {'*attention*': 'keep'}.",
+        ),
+        ({"pin": {3: "keep"}}, "pin: got {3: 'keep'}. Write a dict such as"),
+        ({"pin": {"*": "stash"}}, "pin['*']: got 'stash'. Write 'keep', 'offload' or"),
+        (
+            {"forbid": ("unload",)},
+            "forbid: got 'unload'. Write 'offload' or 'recompute'",
+        ),
+        ({"forbid": 3}, "forbid: got 3. Write decisions such as ('offload', "),
+        ({"donate": (0,)}, "donate: got (0,). Write True, False, or None for where"),
+        ({"compiler_options": "fast"}, "compiler_options: got 'fast'. Write a dict of"),
+        ({"progress": True}, "progress: got True. Write a function of one text, False"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(options, text):
+    assert refused(ArgumentError, train, *ARGS, **options).startswith(text)
+
+
+def test_a_pattern_that_matches_nothing_names_what_is_near():
+    text = refused(ArgumentError, train, *ARGS, pin={"*tanhh*": "keep"})
+    assert text.startswith(
+        "pin['*tanhh*']: got a pattern that matches no value's name, role or source "
+        "line."
+    )
+    assert "Nearest: 'tanh planned_models.py:" in text
+
+
+def test_pins_for_what_is_impossible():
+    text = refused(ArgumentError, train, *ARGS, pin={"layer input*": "recompute"})
+    assert text.startswith(
+        "pin['layer input*']: got 'recompute', which is impossible for"
+    )
+    assert "Pin it to 'keep'" in text
+    text = refused(ArgumentError, train, *ARGS, target="cpu", pin={"*": "offload"})
+    assert text.startswith("pin['*']: got 'offload', which is impossible for")
+    assert "the target has no host memory" in text
+
+
+def test_layers_that_cannot_be_differentiated():
+    @stowax.stow
+    def called_back(params, x):
+        def body(c, w):
+            c = jax.pure_callback(
+                lambda v: v, jax.ShapeDtypeStruct(c.shape, c.dtype), c
+            )
+            return layer(c, w), None
+
+        return jnp.mean(jax.lax.scan(body, x, params)[0])
+
+    @stowax.stow
+    def while_true(params, x):
+        def body(c, w):
+            return jax.lax.while_loop(
+                lambda s: jnp.all(s < 1), lambda s: layer(s, w), c
+            )
+
+        return jnp.mean(jax.lax.scan(lambda c, w: (body(c, w), None), x, params)[0])
+
+    for loss, words in (
+        (called_back, "Pure callbacks do not support JVP"),
+        (while_true, "Reverse-mode differentiation does not work for lax.while_loop"),
+    ):
+        text = refused(StepError, step_of(loss), *ARGS)
+        assert text.startswith(
+            "step: it cannot be differentiated, with or without stowax (called at "
+        )
+        assert "planned_models.py:" in text
+        assert f"JAX says: {words}" in text
+
+
+def test_the_steps_own_exception_goes_through():
+    class MyError(Exception):
+        pass
+
+    def step(params, x):
+        raise MyError("mine")
+
+    with pytest.raises(MyError) as caught:
+        plan(step, *ARGS)
+    assert str(caught.value) == "mine"
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        plan(lambda params, x: train(params, x), ARGS[0])
+
+
+def test_a_step_that_returns_nothing():
+    def step(params, x):
+        train(params, x)
+
+    assert refused(StepError, step, *ARGS) == (
+        "step: it returns no array, so nothing that it computes is used. Return the "
+        "new state and the loss."
+    )
+
+
+def test_no_arguments():
+    def constant():
+        return train(*jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), ARGS))
+
+    # Legal, if odd: everything is a constant.
+    assert plan(constant, target="cpu").outcome == "unneeded"
+    assert "no function marked" in refused(StepError, lambda: jnp.zeros(3))
+
+
+def test_where_jax_refuses_host_memory_the_plan_does_without():
+    def curvature(params, x):
+        def grad(p):
+            return jax.grad(mean_square)(p, x)
+
+        return jax.jvp(grad, (params,), (params,))[1]
+
+    found = plan(curvature, *arguments(), budget="150MiB")
+    assert found.notes[0].startswith(
+        "nothing is offloaded: JAX cannot bring host memory"
+    )
+    assert "offload" not in {d.decision for d in found.decisions}
+    assert compiled_total(found, curvature, *arguments()) == found.device_bytes
+
+
+def test_no_layers_at_all():
+    @stowax.stow
+    def loss(w, x):
+        return jnp.mean(layer(x, w) ** 2)
+
+    one = jax.tree.map(lambda s: spec(*s.shape[1:]), weights())
+    args = (one, spec(4096, WIDTH))
+    found = plan(step_of(loss), *args, budget="30MiB")
+    assert (found.outcome, found.stacks, found.decisions) == ("infeasible", (), ())
+    assert found.smallest_budget == found.device_bytes
+    assert found.baselines == ()
+    assert found.notes[0].startswith("no layers repeat in what is marked")
+    assert "no layers repeat" in str(found)
+    roomy = plan(step_of(loss), *args)
+    assert roomy.outcome == "unneeded"
+    assert not any("no layers repeat" in note for note in roomy.notes)
+    jitted = found.apply(step_of(loss))  # still what jax.jit would have returned
+    assert jitted.lower(*args)
+
+
+def test_a_compile_out_of_memory_is_survived(monkeypatch):
+    """With a prediction that is far too low, the first programs do not compile."""
+    from stowax import _survey
+
+    true = _survey.predict_memory
+    asked = []
+
+    class Hopeful:
+        def __init__(self, prediction):
+            self.device_total = prediction.device_total // 4
+            self.host_total = prediction.host_total
+
+    def hopeful(*args, **kwargs):
+        asked.append(args)
+        return Hopeful(true(*args, **kwargs))
+
+    monkeypatch.setattr(_survey, "predict_memory", hopeful)
+    args = arguments(layers=8, width=1024, rows=65536)
+    found = plan(train, *args, target="v5e-1")
+    limit = stowax.target("v5e-1").device_bytes
+    first, *others = found.trials
+    assert asked
+    assert first.what == "as written"
+    assert first.step_seconds is None  # it never compiled
+    assert first.compiled_bytes > limit
+    assert any(trial.step_seconds for trial in others)
+    assert found.fits
+    assert found.device_bytes <= limit
+
+
+def test_a_step_that_can_never_fit():
+    args = arguments(layers=2, rows=2**23)
+    found = plan(train, *args, target="v5e-1")
+    limit = stowax.target("v5e-1").device_bytes
+    assert (found.outcome, found.fits) == ("infeasible", False)
+    assert found.device_bytes > limit
+    assert found.smallest_budget > limit
+    for baseline in found.baselines:
+        assert baseline.device_bytes >= 4 * 2**23 * WIDTH  # its batch at the least
+    assert "DOES NOT FIT" in str(found)
+
+
+def test_a_compiler_that_refuses_is_quoted():
+    text = refused(
+        CompileError, train, *arguments(), compiler_options={"no_such_option": "1"}
+    )
+    assert "No such compile option: 'no_such_option'" in text
+
+
+def test_forward_alone_may_be_marked():
+    @stowax.stow
+    def model(params, x):
+        return forward(params, x)
+
+    step = step_of(lambda params, x: jnp.mean(model(params, x) ** 2))
+    found = plan(step, *arguments(), target="cpu")
+    (stack,) = found.stacks
+    assert stack.count == LAYERS

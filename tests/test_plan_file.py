@@ -1,0 +1,205 @@
+"""Plans on disk: what is written comes back, and what is damaged is refused."""
+
+import json
+
+import jax
+import pytest
+
+import stowax
+from planned_models import arguments, plan, step_of, train
+from stowax._errors import ArgumentError, PlanMismatchError
+
+ARGS = arguments(width=64, rows=512)
+INSTEAD = "Give a file that Plan.save or `stowax plan -o` wrote."
+
+
+@pytest.fixture(scope="module")
+def moved():
+    """A plan on the CPU that recomputes something."""
+    return plan(train, *ARGS, target="cpu", pin={"*": "recompute"})
+
+
+@pytest.fixture(scope="module")
+def unneeded():
+    return plan(train, *ARGS, target="cpu")
+
+
+def test_what_is_saved_comes_back(moved, unneeded, tmp_path):
+    for found in (moved, unneeded):
+        path = tmp_path / "plan.json"
+        found.save(path)
+        again = stowax.load_plan(str(path))
+        assert again == found
+        assert type(again) is stowax.Plan
+        assert str(again) == str(found)
+        text = again.apply(train).lower(*ARGS).as_text()
+        assert text == found.apply(train).lower(*ARGS).as_text()
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_the_schema_is_stable(moved):
+    # What stands here, others read: a change of it is a change of FORMAT_VERSION.
+    data = moved.to_json()
+    assert data["format"] == 1
+    assert set(data) == {
+        *("format", "step", "target", "device_kind", "compile_only", "versions"),
+        *("budget_bytes", "host_budget_bytes", "fits", "outcome", "device_bytes"),
+        *("host_bytes", "predicted_device_bytes", "first_predicted_device_bytes"),
+        *("step_seconds", "exposed_seconds", "model_seconds", "bound_seconds", "gap"),
+        *("binding", "seconds_per_gib", "smallest_budget", "decisions", "stacks"),
+        *("baselines", "trials", "arguments", "donate_argnums", "compiler_options"),
+        *("keep_checkpoint", "roll", "pins", "unpriced", "notes", "planning_seconds"),
+        *("solving_seconds", "in_the_way"),
+    }
+    assert set(data["decisions"][0]) == {
+        *("stack", "value", "name", "source", "role", "shape", "dtype", "count"),
+        *("bytes", "decision", "reason", "pinned"),
+    }
+    json.dumps(data, allow_nan=False)
+
+
+def test_a_plan_is_written_whole_or_not_at_all(moved, tmp_path):
+    missing = tmp_path / "none" / "plan.json"
+    with pytest.raises(ArgumentError) as caught:
+        moved.save(missing)
+    assert str(caught.value) == (
+        f"path: got {str(missing)!r}, which cannot be written (No such file or "
+        "directory). Give a file in a folder that exists and may be written to."
+    )
+    with pytest.raises(ArgumentError, match=r"cannot be written \(Is a directory\)"):
+        moved.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.parent.glob(f".{tmp_path.name}*"))
+
+
+def test_a_missing_file(tmp_path):
+    path = str(tmp_path / "plan.json")
+    with pytest.raises(ArgumentError) as caught:
+        stowax.load_plan(path)
+    assert str(caught.value) == f"path: got {path!r}, which does not exist. {INSTEAD}"
+
+
+def damaged(found, change):
+    data = found.to_json()
+    change(data)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (lambda p: json.dumps(p.to_json())[:3000], "which is no whole plan ("),
+        (lambda p: "", "which is no whole plan (Expecting value"),
+        (lambda p: "[1]", "which is no plan. "),
+        (lambda p: '{"name": "x"}', "which is no plan. "),
+        (
+            lambda p: damaged(p, lambda d: d.pop("stacks")),
+            "which is no whole plan (no 'stacks'). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d.pop("gap")),
+            "which is no whole plan (no 'field gap'). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d.update(extra=1)),
+            "which is no whole plan (unknown field 'extra'). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d.update(budget_bytes="lots")),
+            "which is no whole plan (budget_bytes is 'lots'). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d["decisions"][0].update(decision="burn")),
+            "which is no whole plan (decision is 'burn'). ",
+        ),
+    ],
+)
+def test_a_damaged_file(moved, tmp_path, content, reason):
+    path = tmp_path / "plan.json"
+    path.write_text(content(moved))
+    with pytest.raises(ArgumentError) as caught:
+        stowax.load_plan(path)
+    assert str(caught.value).startswith(f"path: got {str(path)!r}, {reason}")
+    assert str(caught.value).endswith(INSTEAD)
+
+
+def test_a_file_of_bytes(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ArgumentError, match="which is no whole plan"):
+        stowax.load_plan(path)
+
+
+def test_a_plan_of_another_format(moved, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(damaged(moved, lambda d: d.update(format=2)))
+    with pytest.raises(PlanMismatchError) as caught:
+        stowax.load_plan(path)
+    version = moved.versions["stowax"]
+    assert str(caught.value) == (
+        f"path: {str(path)!r} has plan format 2; this stowax reads format 1. Install "
+        f"the stowax that wrote it ({version}) or plan again."
+    )
+
+
+def test_a_plan_for_other_arguments_is_refused(moved, unneeded):
+    wide = arguments(width=128, rows=512)
+    long = arguments(width=64, rows=1024)
+    deep = arguments(layers=6, width=64, rows=512)
+    for found in (moved, unneeded):
+        for args, where, got, wanted in (
+            (wide, "args[0]['down']", "float32[4,512,128]", "float32[4,256,64]"),
+            (long, "args[1]", "float32[1024,64]", "float32[512,64]"),
+            (deep, "args[0]['down']", "float32[6,256,64]", "float32[4,256,64]"),
+        ):
+            with pytest.raises(PlanMismatchError) as caught:
+                found.apply(train).lower(*args)
+            assert str(caught.value) == (
+                f"step: {where} is {got}, and the plan was made for {wanted} "
+                f"({where}). Call it as it was planned, or call stowax.plan again."
+            )
+        with pytest.raises(PlanMismatchError, match=r"step: args\[1\] is missing"):
+            found.apply(train).lower(ARGS[0])
+        with pytest.raises(PlanMismatchError, match="made for nothing there"):
+            found.apply(train).lower(*ARGS, ARGS[1])
+
+
+def test_a_plan_for_another_model_is_refused(moved):
+    @stowax.stow
+    def other(params, x):
+        def body(c, w):
+            return c + jax.numpy.sin(c @ w["up"]) @ w["down"], None
+
+        return jax.numpy.mean(jax.lax.scan(body, x, params)[0])
+
+    with pytest.raises(PlanMismatchError, match="is not in the plan, which has"):
+        moved.apply(step_of(other)).lower(*ARGS)
+    with pytest.raises(PlanMismatchError, match="it has no repeated body"):
+        moved.apply(step_of(other.__wrapped__)).lower(*ARGS)
+
+
+@pytest.mark.parametrize(
+    ("stored", "text"),
+    [
+        ({"0": "stash"}, "stored 0: 'stash' of "),
+        ({"99999": "keep"}, "stored 99999: 'keep' of "),
+        ({}, "is not stored, and a layer's input cannot be computed again"),
+    ],
+)
+def test_a_plan_edited_into_what_cannot_be(moved, tmp_path, stored, text):
+    path = tmp_path / "plan.json"
+    path.write_text(damaged(moved, lambda d: d["stacks"][0].update(stored=stored)))
+    with pytest.raises(PlanMismatchError) as caught:
+        stowax.load_plan(path).apply(train).lower(*ARGS)
+    assert text in str(caught.value)
+
+
+def test_a_plan_for_another_attached_device_is_refused(moved, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(damaged(moved, lambda d: d.update(device_kind="TPU v5p")))
+    with pytest.raises(PlanMismatchError) as caught:
+        stowax.load_plan(path).apply(train)
+    assert str(caught.value) == (
+        "plan: made for cpu (TPU v5p), and JAX runs on cpu here. Call stowax.plan "
+        "again on this machine."
+    )

@@ -108,12 +108,12 @@ def make_step(program, count, unrolled):
     return lambda *args: jax.value_and_grad(loss, argnums=(0, 1))(*args)
 
 
-def planned(step, count, seed):
+def planned(step, count, unrolled, seed):
     """The step under random decisions, without the trace that a plan starts from."""
     decide = at_random(seed)
 
     def choose(stack, body):
-        assert stack.count == count
+        assert unrolled or stack.count == count
         return decide(stack, body)
 
     def run(*args):
@@ -133,7 +133,14 @@ def planned(step, count, seed):
 def test_random_steps_to_the_bit(program, count, unrolled, seed):
     step, args = make_step(program, count, unrolled), arguments(count)
     with unfused():
-        assert_same_bits(planned(step, count, seed)(*args), step(*args))
+        got, expected = planned(step, count, unrolled, seed)(*args), step(*args)
+    if unrolled:
+        # A loop may be rolled within its layers. What a stack starts from is then read
+        # elsewhere too, and its cotangents are added in another order.
+        assert_same_bits(got[0], expected[0])
+        assert_close(got, expected)
+    else:
+        assert_same_bits(got, expected)
 
 
 @settings(max_examples=COMPILED)
@@ -147,5 +154,5 @@ def test_random_steps_compiled(program, count, unrolled, seed):
     # XLA leaves out some roundings to half precision, in each program others.
     program = [one for one in program if one[0] != "half"] or [("tanh", 0)]
     step, args = make_step(program, count, unrolled), arguments(count)
-    run = jax.jit(planned(step, count, seed))
+    run = jax.jit(planned(step, count, unrolled, seed))
     assert_close(run(*args), jax.jit(step)(*args))

@@ -53,23 +53,28 @@ def without_objects(
             function=lambda given: function(*given[0], **given[1]), given=(args, kwargs)
         )
         return
-    kinds = (nnx.Pytree, nnx.Variable)
     tag = object()
     with nnx.update_context(tag):
-        yield _pure(
-            nnx, tag, lambda leaf: isinstance(leaf, kinds), function, args, kwargs
-        )
+        yield _pure(nnx, tag, function, args, kwargs)
 
 
 def _pure(
     nnx: Any,
     tag: object,
-    is_object: Callable[[Any], bool],
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Pure:
-    leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_object)
+    # The variables in an nnx.State are values: what becomes of them is returned.
+    whole = (nnx.Pytree, nnx.Variable, nnx.State)
+
+    def is_whole(leaf: Any) -> bool:
+        return isinstance(leaf, whole)
+
+    def is_object(leaf: Any) -> bool:
+        return is_whole(leaf) and not isinstance(leaf, nnx.State)
+
+    leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_whole)
     positions = [k for k, leaf in enumerate(leaves) if is_object(leaf)]
     with nnx.split_context(tag) as split:
         definition, state = split.split(tuple(leaves[k] for k in positions))
@@ -85,7 +90,7 @@ def _pure(
             leaves[position] = mine
         args, kwargs = jax.tree.unflatten(structure, leaves)
         out = function(*args, **kwargs)
-        results, seen["structure"] = jax.tree.flatten(out, is_leaf=is_object)
+        results, seen["structure"] = jax.tree.flatten(out, is_leaf=is_whole)
         made = tuple(r for r in results if is_object(r))
         with nnx.split_context(tag) as split:
             seen["definition"], after = split.split((own, made))

@@ -32,7 +32,7 @@ from ._plan_record import ArgumentRecord, PinPrice, PlanRecord, read_record
 from ._planner import solve
 from ._preferences import Preferences
 from ._rewrite import Options
-from ._stages import Decision, Outcome
+from ._stages import Outcome
 from ._survey import Survey, take_survey
 from ._target import target as find_target
 from ._trace import Step, trace_step

@@ -125,12 +125,33 @@ def _ordered_units(call: Call, options: Options) -> list[Any]:
     """
     program = call.program
     repeats = find_repeats(program.jaxpr) if options.roll else ()
+    repeats = tuple(r for r in repeats if not _is_loop_of_scans(program, r))
     while True:
         stacks = _stack_units(call, repeats)
         try:
             return _topological(program, stacks)
         except _Entangled as entangled:
             repeats = tuple(r for r in repeats if r is not entangled.repeat)
+
+
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+
+
+def _is_loop_of_scans(program: Program, repeat: Repeat) -> bool:
+    """Whether a block does its products inside of a scan alone.
+
+    Two scanned models one after the other repeat, too, but their layers are the scans'.
+    """
+    names = [
+        program.nodes[k].equation.primitive.name
+        for k in repeat.blocks[0]
+        if not _is_single_trip(program.nodes[k].equation)
+    ]
+    return "scan" in names and _PRODUCTS.isdisjoint(names)
+
+
+def _is_single_trip(equation: Any) -> bool:
+    return equation.params.get("length") == 1
 
 
 def _stack_units(call: Call, repeats: Sequence[Repeat]) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from ._plan_record import Baseline, DecisionRecord, StackRecord
 from ._planner import baselines, evaluate, named
 from ._stages import Body, Decision, Decisions, Evaluation, Problem, Value
-from ._survey import Survey, stored_bytes
+from ._survey import Survey, predict
 from ._units import format_bytes, format_seconds
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
@@ -109,9 +109,9 @@ def policies(problem: Problem) -> dict[str, Decisions]:
     MaxText's by what the products of an attention block look like: three of equal width
     that read one input are taken for Q, K and V.
     """
-    found = dict(baselines(problem))
     if not problem.bodies:
-        return found
+        return {}
+    found = dict(baselines(problem))
     found["dots_saveable"] = named(problem, keep=_is_product)
     if any(_qkv(body) for body in problem.bodies):
         qkv = {body.name: _qkv(body) for body in problem.bodies}
@@ -153,31 +153,24 @@ def _views(body: Body, values: set[int]) -> set[int]:
 
 
 def baseline_records(
-    problem: Problem,
-    host_limit: int,
-    budget: int,
-    other_bytes: int = 0,
-    least_bytes: int = 0,
+    survey: Survey, problem: Problem, excess: int, host_limit: int, budget: int
 ) -> tuple[Baseline, ...]:
-    """The policies under the plan's own model, `other_bytes` being its correction.
-
-    A correction found on one program may be too much for another one: what is stored,
-    and `least_bytes` of arguments, are there in any case.
+    """The policies beside the plan: its own cost model, and memory predicted likewise.
 
     None where nothing repeats: there is nothing that a policy could decide.
+
+    **Arguments:** `excess` is what the compiler needed beyond the predictions.
     """
-    if not problem.bodies:
-        return ()
     records = []
     for name, decisions in policies(problem).items():
+        if survey.without_offloads and any("offload" in c for c in decisions):
+            continue  # JAX itself refuses it here
         try:
             evaluation = evaluate(problem, decisions)
         except ValueError:
             continue  # a policy that names what cannot be computed again
-        device = max(
-            evaluation.device_bytes + other_bytes,
-            least_bytes + stored_bytes(problem.bodies, decisions),
-        )
+        plans = survey.stack_plans(decisions)
+        device = predict(survey, survey.jitted(plans))[1].device_total + excess
         records.append(
             Baseline(
                 name=name,
@@ -203,11 +196,6 @@ def in_the_way(survey: Survey) -> tuple[str, ...]:
         what = f"backward pass of one layer at {source}"
         found.append((working, f"{what}: {format_bytes(working)}"))
     return tuple(text for _, text in sorted(found, reverse=True))
-
-
-def argument_bytes(survey: Survey) -> int:
-    """Bytes of the step's arguments, per device."""
-    return sum(_argument_bytes(a.spec) for a in survey.step.arguments)
 
 
 def _argument_bytes(spec: Any) -> int:

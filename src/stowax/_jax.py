@@ -26,19 +26,17 @@ from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import pxla as _pxla
-from jax.experimental import mesh_utils as _mesh_utils
-from jax.experimental import topologies as _topologies
-from jax.extend import core as _extend_core
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib import xla_client as _xla_client
 
 # --- jaxprs -------------------------------------------------------------------------
 
-Literal = _extend_core.Literal
-Var = _extend_core.Var
-Jaxpr = _extend_core.Jaxpr
-ClosedJaxpr = _extend_core.ClosedJaxpr  # JAX 0.10, 0.11; from 0.12 the same as Jaxpr
-Equation = _extend_core.JaxprEqn
+# From `_core`, not from `jax.extend.core`, which loads pallas on its way.
+Literal = _core.Literal
+Var = _core.Var
+Jaxpr = _core.Jaxpr
+ClosedJaxpr: Any = getattr(_core, "ClosedJaxpr", Jaxpr)  # one kind from JAX 0.12 on
+Equation = _core.JaxprEqn
 
 
 def consts_of(jaxpr: Any) -> Sequence[Any]:
@@ -230,6 +228,12 @@ def has_libdevice(plugin: Any) -> bool:
     return any((place / "nvvm" / "libdevice").is_dir() for place in places)
 
 
+def _topologies() -> Any:
+    from jax.experimental import topologies  # on demand: it is slow to load
+
+    return topologies
+
+
 def tpu_topology_devices(topology: str, **options: Any) -> tuple[Any, ...]:
     """Compile-only devices of a TPU slice such as `"v5p:2x2x1"` (JAX 0.10 to 0.12).
 
@@ -245,7 +249,7 @@ def tpu_topology_devices(topology: str, **options: Any) -> tuple[Any, ...]:
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     discover_plugins()
     with quiet_native_log():
-        description = _topologies.get_topology_desc(topology, "tpu", **options)
+        description = _topologies().get_topology_desc(topology, "tpu", **options)
     return tuple(description.devices)
 
 
@@ -284,7 +288,7 @@ def gpu_topology_devices(
     """
     discover_plugins()
     with quiet_native_log():
-        description = _topologies.get_topology_desc(
+        description = _topologies().get_topology_desc(
             "", "cuda", topology=f"1x{hosts}x{per_host}", target_config=target_config
         )
     return tuple(description.devices)
@@ -343,6 +347,8 @@ def arrange_devices(shape: Sequence[int], devices: Sequence[Any]) -> Any:
     Falls back to plain order for shapes that do not map onto the network.
     """
     try:
-        return _mesh_utils.create_device_mesh(tuple(shape), list(devices))
+        from jax.experimental import mesh_utils  # on demand: it is slow to load
+
+        return mesh_utils.create_device_mesh(tuple(shape), list(devices))
     except (NotImplementedError, ValueError, AssertionError):
         return np.array(devices, dtype=object).reshape(shape)

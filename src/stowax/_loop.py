@@ -19,7 +19,8 @@ from ._trial import Measured, compile_and_read
 from ._units import format_bytes, format_seconds
 
 MOST_COMPILES = 4
-_SETTLING_ROUNDS = 6
+_SETTLING_ROUNDS = 5
+_SOLVING_SECONDS = 1.0
 _SLACK = (0.002, 0.008, 0.02, 0.04)
 """Part of the budget left free in each round: more after each that was too big."""
 _WORTH_ANOTHER_COMPILE = 0.005
@@ -135,11 +136,21 @@ class Search:
             _, prediction = predict(
                 self.survey, self.survey.jitted(None, donate=donate)
             )
-            if prediction.device_total <= self.budget:
+            if prediction.device_total <= self.budget * self._doubt:
                 attempt = self._compile_plain(donate=donate)
                 if self._fits(attempt):
                     return attempt
         return None
+
+    @property
+    def _doubt(self) -> float:
+        """How far the prediction of the step as written may be above the truth.
+
+        Measured on the benchmark's models: unrolled loops by up to 29 %, scans by 8 %.
+        A compile that is not needed costs less than a plan that is not.
+        """
+        stacks = self.survey.step.stacks.values()
+        return 1.3 if any(t.stack.separate for t in stacks) else 1.08
 
     def _compile_plain(self, *, donate: bool) -> Attempt:
         self.say("compiling the step as it is")
@@ -223,13 +234,13 @@ class Search:
 
     def _solve(self, problem: Problem) -> Solution:
         started = time.perf_counter()
-        solution = solve(problem)
+        solution = solve(problem, time_limit_seconds=_SOLVING_SECONDS)
         self.solving_seconds += time.perf_counter() - started
         return solution
 
     def _smallest(self) -> Solution:
         started = time.perf_counter()
-        solution = smallest(self.problem())
+        solution = smallest(self.problem(), time_limit_seconds=_SOLVING_SECONDS)
         self.solving_seconds += time.perf_counter() - started
         return solution
 
@@ -244,29 +255,32 @@ class Search:
         target = int(self.budget * (1 - _SLACK[min(too_big, len(_SLACK) - 1)]))
         best: Solution | None = None
         seen: dict[Decisions, int] = {}
-        for _ in range(_SETTLING_ROUNDS):
+        for number in range(2 * _SETTLING_ROUNDS):
             solution = self._solve(self.problem(target))
             if solution.outcome == "infeasible":
                 solution = self._smallest()
             if solution.decisions not in seen:
-                _, prediction = predict(
-                    self.survey,
-                    self.survey.jitted(self.survey.stack_plans(solution.decisions)),
-                )
-                seen[solution.decisions] = prediction.device_total + self.excess
+                seen[solution.decisions] = self._predicted(solution)
             predicted = seen[solution.decisions]
-            model = solution.evaluation.device_bytes
-            step = predicted - model
+            step = predicted - solution.evaluation.device_bytes
             if predicted <= target and (
                 best is None or solution.evaluation.seconds < best.evaluation.seconds
             ):
                 best = solution
-            if abs(step) < 0.001 * self.budget:
+            settled = abs(step) < 0.002 * self.budget or number >= _SETTLING_ROUNDS
+            if settled and best is not None:
                 break
-            self.correction += step
-        if best is None:
-            best = self._smallest()
-        return best
+            # Where the prediction stays above the target, other decisions are needed:
+            # each round asks for a little more than the last one missed.
+            missed = 0.005 * number * self.budget if predicted > target else 0
+            self.correction += step + int(missed)
+        return best or self._smallest()
+
+    def _predicted(self, solution: Solution) -> int:
+        """What the compiler is expected to need for `solution`."""
+        plans = self.survey.stack_plans(solution.decisions)
+        _, prediction = predict(self.survey, self.survey.jitted(plans))
+        return prediction.device_total + self.excess
 
     def _compile(self, solution: Solution) -> Attempt:
         survey = self.survey

@@ -17,7 +17,6 @@ import jax
 from . import _asked
 from ._apply import StackPlan, apply_decisions, attach_options
 from ._describe import (
-    argument_bytes,
     baseline_records,
     decision_records,
     in_the_way,
@@ -311,9 +310,6 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
     else:
         outcome = "infeasible" if not fits else _proven(solution)
     problem = search.problem()
-    correction = measured.compiled_bytes - (
-        evaluation.device_bytes if evaluation else measured.compiled_bytes
-    )
     return {
         "fits": fits,
         "outcome": outcome,
@@ -335,11 +331,7 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
         "smallest_budget": search.smallest_budget(),
         "stacks": stack_records(survey, best.decisions, evaluation),
         "baselines": baseline_records(
-            problem,
-            search.host_budget,
-            search.budget,
-            correction,
-            argument_bytes(survey),
+            survey, problem, search.excess, search.host_budget, search.budget
         ),
         "trials": tuple(a.measured.trial for a in search.attempts),
         "donate_argnums": survey.step.donate if best.donated else (),

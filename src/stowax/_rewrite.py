@@ -18,7 +18,7 @@ from typing import Any
 
 from . import _jax
 from ._calls import Call, name_of, trace_call
-from ._jaxpr import Program, bind, evaluate, spec_of, trace
+from ._jaxpr import Program, bind, evaluate, inline, spec_of, trace
 from ._objects import without_objects
 from ._pipeline import Choose, Stack, run_stack
 from ._repeats import Repeat, find_repeats
@@ -138,20 +138,24 @@ _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_genera
 
 
 def _is_loop_of_scans(program: Program, repeat: Repeat) -> bool:
-    """Whether a block does its products inside of a scan alone.
+    """Whether the layers of a repeat are rather those of the scan in every block.
 
-    Two scanned models one after the other repeat, too, but their layers are the scans'.
+    Two scanned models one after the other repeat, too. A block is taken for a model
+    if a scan of at least as many trips as there are blocks does all of its products.
     """
-    names = [
-        program.nodes[k].equation.primitive.name
-        for k in repeat.blocks[0]
-        if not _is_single_trip(program.nodes[k].equation)
-    ]
-    return "scan" in names and _PRODUCTS.isdisjoint(names)
+    equations = [program.nodes[k].equation for k in repeat.blocks[0]]
+    outside = {e.primitive.name for e in equations}
+    return _PRODUCTS.isdisjoint(outside) and any(
+        e.primitive.name == "scan"
+        and e.params["length"] >= repeat.count
+        and _holds_product(e.params["jaxpr"])
+        for e in equations
+    )
 
 
-def _is_single_trip(equation: Any) -> bool:
-    return equation.params.get("length") == 1
+def _holds_product(jaxpr: Any) -> bool:
+    equations = Program(inline(jaxpr)).nodes
+    return any(n.equation.primitive.name in _PRODUCTS for n in equations)
 
 
 def _stack_units(call: Call, repeats: Sequence[Repeat]) -> list[Any]:

@@ -8,8 +8,6 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import scipy.optimize
-import scipy.sparse
 
 from .._stages import Decision, Problem
 from ._model import Model
@@ -28,6 +26,8 @@ class Answer:
 
 def minimise(model: Model, *, seconds: float, relative_gap: float) -> Answer:
     """Solves `model`; gives up after `seconds` with the best found so far."""
+    import scipy.optimize  # half a second: only for those who plan
+
     none = np.full(len(model.limit), -np.inf)
     # Bounds and limits are arrays; scipy's annotations know numbers only.
     bounds: Any = scipy.optimize.Bounds
@@ -53,6 +53,8 @@ def least_memory(model: Model, *, rows: np.ndarray) -> Model:
     One column M is added: `row @ x <= limit + M`. M may be below zero, which a shift of
     the limits by a constant makes a column that starts at zero.
     """
+    import scipy.sparse
+
     lowest = float(model.limit[rows].max(initial=0.0)) + 1.0
     column = np.zeros(len(model.limit))
     column[rows] = -1.0
@@ -77,6 +79,8 @@ def marginals(model: Model) -> np.ndarray | None:
     `None` if the relaxation has no solution. Source: `scipy.optimize.linprog`'s
     `ineqlin.marginals`, the derivative of the objective by the limit (<= 0).
     """
+    import scipy.optimize
+
     result: Any = scipy.optimize.linprog(
         model.cost,
         A_ub=model.matrix,

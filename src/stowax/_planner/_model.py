@@ -31,13 +31,16 @@ bytes are in units of the budget, and what it returns is always priced again in 
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.sparse
 
 from .._stages import Problem
 from ._presolve import Reduced, reduce_body
 from ._tables import BodyTable, base_seconds
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 TIE_MOVED = 1e-6
 TIE_KEPT = 1e-8
@@ -53,7 +56,7 @@ class Model:
     """
 
     cost: np.ndarray
-    matrix: scipy.sparse.csr_array
+    matrix: "scipy.sparse.csr_array"
     limit: np.ndarray
     upper: np.ndarray
     integral: np.ndarray
@@ -105,7 +108,9 @@ class _Builder:
         else:
             self.row(terms | {needed_by: 1.0}, 0.0)
 
-    def matrix(self) -> scipy.sparse.csr_array:
+    def matrix(self) -> "scipy.sparse.csr_array":
+        import scipy.sparse
+
         triples = [
             (r, c, v) for r, row in enumerate(self.rows) for c, v in row.items() if v
         ]

@@ -6,11 +6,14 @@ from the records walks every point's `live` tuple again for each of the solver's
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.sparse
 
 from .._stages import Body, Decision, Operation, Problem, Value
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +22,7 @@ class BodyTable:
 
     body: Body
     bytes: np.ndarray
-    live: scipy.sparse.csr_array
+    live: "scipy.sparse.csr_array"
     reserved: np.ndarray
 
 
@@ -31,6 +34,8 @@ def body_table(body: Body) -> BodyTable:
     **Returns:** byte counts as float64 (exact up to 2**53), shape (values,); liveness
     as a sparse matrix, shape (points, values); reserved bytes, shape (points,).
     """
+    import scipy.sparse  # a third of a second: only for those who plan
+
     rows = [p for p, point in enumerate(body.points) for _ in set(point.live)]
     columns = [i for point in body.points for i in set(point.live)]
     live = scipy.sparse.csr_array(

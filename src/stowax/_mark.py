@@ -81,7 +81,7 @@ def handling(handler: Handler) -> Generator[None]:
     """Marked functions called in here go to `handler`, whatever was traced before."""
     token = _handler.set(handler)
     try:
-        with _trace_context(object()):
+        with _trace_context(handler):
             yield
     finally:
         _handler.reset(token)

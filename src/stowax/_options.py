@@ -1,8 +1,12 @@
 """Compiler options that belong to a plan, per platform, each with its evidence.
 
-A plan that copies between device and host needs a scheduler that starts copies early;
-one that has to stay below a budget needs a scheduler that knows of it: XLA spends
-memory freely while the chip has room. Nothing is set for a plan that moves nothing.
+A plan that copies between device and host needs a scheduler that starts copies early.
+Nothing is set for a plan that moves nothing.
+
+Tried and left out: telling the scheduler of a budget below the chip's memory. On TPU
+`xla_tpu_scheduler_percent_shared_memory_limit` changed nothing; on GPU
+`xla_gpu_memory_limit_slop_factor` made XLA rematerialize and offload by itself, with
+synchronous copies (0.068 s a step became 0.230 s) and no less memory.
 """
 
 from ._machine import Target
@@ -33,14 +37,4 @@ def overlap_options(target: Target) -> dict[str, str | bool]:
         return dict(_TPU_OVERLAP)
     if target.platform == "gpu":
         return dict(_GPU_OVERLAP)
-    return {}
-
-
-def memory_options(target: Target, budget: int) -> dict[str, str | bool]:
-    """Options that tell the scheduler of a budget below the chip's memory."""
-    share = max(1, min(100, int(100 * budget / target.memory_bytes)))
-    if target.platform == "tpu":
-        return {"xla_tpu_scheduler_percent_shared_memory_limit": str(share)}
-    if target.platform == "gpu":
-        return {"xla_gpu_memory_limit_slop_factor": str(share)}
     return {}

@@ -1,13 +1,41 @@
 """stowax: a stowage plan for the arrays of a JAX training step.
 
 In pipeline order: mark the differentiated function, name the machine, plan, look.
+What plans and looks is loaded when it is first asked for: a training script that only
+marks its loss pays for nothing else.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ._mark import stow as stow
-from ._target import target as target
-from ._target import targets as targets
-from ._plan import Plan as Plan
-from ._plan import load_plan as load_plan
-from ._plan import plan as plan
-from ._inspect import inspect as inspect
 from ._errors import StowaxError as StowaxError
+
+if TYPE_CHECKING:
+    from ._target import target as target
+    from ._target import targets as targets
+    from ._plan import Plan as Plan
+    from ._plan import load_plan as load_plan
+    from ._plan import plan as plan
+    from ._inspect import inspect as inspect
+
+_LATER = {
+    "target": "_target",
+    "targets": "_target",
+    "Plan": "_plan",
+    "load_plan": "_plan",
+    "plan": "_plan",
+    "inspect": "_inspect",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'stowax' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(["StowaxError", "stow", *_LATER])

@@ -28,7 +28,7 @@ STORED = ("keep", "offload", "offload early")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StackPlan:
-    """What one stack stores: value number → "keep" or "offload".
+    """What one stack stores: value number → how (`_pipeline.Stored`).
 
     `fingerprint` is the digest of the body that the numbers belong to.
     """

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _jax
+from ._cost_record import bytes_of
 from ._jaxpr import Program, is_float
 from ._stages import Body, Decision, Operation, Point, Value
 from ._trace import TracedStack, available
@@ -101,14 +102,6 @@ def make_body(
         backward_seconds=costs.backward_seconds,
         points=points,
     )
-
-
-def bytes_of(aval: Any) -> int:
-    """Bytes of a whole value of this type."""
-    size = 1
-    for extent in aval.shape:
-        size *= extent
-    return size * aval.dtype.itemsize
 
 
 def _offloadable(aval: Any, placement: Placement) -> bool:

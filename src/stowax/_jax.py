@@ -36,7 +36,6 @@ Literal = _core.Literal
 Var = _core.Var
 Jaxpr = _core.Jaxpr
 ClosedJaxpr: Any = getattr(_core, "ClosedJaxpr", Jaxpr)  # one kind from JAX 0.12 on
-Equation = _core.JaxprEqn
 
 
 def consts_of(jaxpr: Any) -> Sequence[Any]:

@@ -35,7 +35,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import _jax
 from ._host_slots import empty_slots, read_slot, staged, write_slot
 from ._jaxpr import evaluate
 from ._linearize import LinearizedBody, linearize_body
@@ -62,12 +61,6 @@ class Stack:
     carry_count: int
     reverse: bool = False
     separate: bool = False
-
-    @property
-    def per_layer_count(self) -> int:
-        """Number of per-layer inputs of the body."""
-        inputs = len(_jax.open_jaxpr(self.body).invars)
-        return inputs - self.const_count - self.carry_count
 
     @property
     def carry_inputs(self) -> range:

@@ -14,6 +14,7 @@ from . import _mlir
 from ._apply import StackPlan, apply_decisions
 from ._candidates import BodyCosts, Placement, make_body
 from ._cost import cost_of_jaxpr, operation_seconds, program_seconds
+from ._cost_record import bytes_of
 from ._lowered import shards_by_scope
 from ._machine import Target
 from ._pipeline import scope_name
@@ -214,7 +215,7 @@ def _placed(traced: TracedStack, scopes: Mapping[str, Any]) -> dict[int, Placeme
         if found is None:
             continue
         for number in node.outputs:
-            whole = _bytes(program.avals[number])
+            whole = bytes_of(program.avals[number])
             placed[number] = Placement(
                 bytes=-(-whole // found.shards), shards=found.shards
             )
@@ -223,13 +224,6 @@ def _placed(traced: TracedStack, scopes: Mapping[str, Any]) -> dict[int, Placeme
         if isinstance(output, int) and output in placed:
             placed[number] = placed[output]
     return placed
-
-
-def _bytes(aval: Any) -> int:
-    size = aval.dtype.itemsize
-    for extent in aval.shape:
-        size *= extent
-    return size
 
 
 def _spread(spec: Any) -> bool:

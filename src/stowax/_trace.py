@@ -64,11 +64,6 @@ class Step:
     donate: tuple[int, ...]
     jaxpr: Any
 
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """Per stack, the digest of its body: what a plan must agree with."""
-        return {k: s.body.forward.fingerprint for k, s in self.stacks.items()}
-
 
 def available(stack: Stack, body: LinearizedBody) -> frozenset[int]:
     """Values that the backward pass has at hand anyway.

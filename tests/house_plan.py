@@ -51,7 +51,7 @@ LAYERS = (
         "_target",
     ),
     ("_inspect", "_options", "_survey"),
-    ("_trial",),
+    ("_trial", "_forecast"),
     ("_loop", "_describe", "_export"),
     ("report",),
     ("_plan",),

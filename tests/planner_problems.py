@@ -89,6 +89,7 @@ def small_bodies(draw, name="layer", most_operations=4):
         values[-1] = dataclasses.replace(
             values[-1], available=len(values) > 1, allowed=frozenset(STORE)
         )
+    storing = draw(st.sampled_from([0, 0, 0.01, 0.1]))  # seconds per byte
     operations = []
     for f in range(draw(st.integers(1, most_operations))):
         inputs = draw(
@@ -115,6 +116,14 @@ def small_bodies(draw, name="layer", most_operations=4):
                     needed=draw(st.booleans()),
                 )
             )
+    values = [
+        dataclasses.replace(
+            v,
+            keep_seconds=storing * v.bytes,
+            offload_seconds=draw(st.sampled_from([0, 2])) * storing * v.bytes,
+        )
+        for v in values
+    ]
     points = tuple(
         Point(
             reserved_bytes=draw(st.integers(0, 60)),

@@ -138,6 +138,7 @@ PLAN = PlanRecord(
     compiler_options={},
     keep_checkpoint=False,
     roll=True,
+    row_major=False,
     pins=(
         PinPrice(pattern="*norm*", decision="keep", matched=2, seconds=0.031),
         PinPrice(pattern="*gate*", decision="keep", matched=1, seconds=0.0),

@@ -90,6 +90,7 @@ def plan(*decisions, unrolled=False, source="/home/me/model.py:30", stacks=True)
         compiler_options={},
         keep_checkpoint=False,
         roll=True,
+        row_major=False,
         versions={},
     )
 

@@ -106,12 +106,12 @@ def test_planned_offloads_are_in_the_compiled_program(target):
 def test_a_pin_is_kept_where_nothing_had_to_move():
     # Everything fits, and the user has the last word all the same.
     assert planned("h200").outcome == "unneeded"
-    pinned = plan(train, *arguments(), pin={"dot_general*": "recompute"})
+    pinned = plan(train, *arguments(), pin={"dot_general*": "offload"})
     assert pinned.outcome == "optimal"
     products = [d for d in pinned.decisions if d.name.startswith("dot_general")]
-    assert {d.decision for d in products} == {"recompute"}
+    assert {d.decision for d in products} == {"offload"}
     (price,) = pinned.pins
-    assert (price.pattern, price.decision) == ("dot_general*", "recompute")
+    assert (price.pattern, price.decision) == ("dot_general*", "offload")
     assert price.seconds > 0
 
 

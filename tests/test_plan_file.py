@@ -48,8 +48,8 @@ def test_the_schema_is_stable(moved):
         *("step_seconds", "exposed_seconds", "model_seconds", "bound_seconds", "gap"),
         *("binding", "seconds_per_gib", "smallest_budget", "decisions", "stacks"),
         *("baselines", "trials", "arguments", "donate_argnums", "compiler_options"),
-        *("keep_checkpoint", "roll", "pins", "unpriced", "notes", "planning_seconds"),
-        *("solving_seconds", "in_the_way"),
+        *("keep_checkpoint", "roll", "row_major", "pins", "unpriced", "notes"),
+        *("planning_seconds", "solving_seconds", "in_the_way"),
     }
     assert set(data["decisions"][0]) == {
         *("stack", "value", "name", "source", "role", "shape", "dtype", "count"),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stowax import _mlir, _predict, _target
@@ -208,3 +209,54 @@ def test_within_a_quarter_of_what_is_compiled(name, stacked, remat, usual_promot
     )
     assert predicted.argument == pytest.approx(figures.argument_size_in_bytes, rel=0.01)
     assert predicted.device_total == pytest.approx(compiled, rel=0.25)
+
+
+NAMES = {"nothing": (), "first": ("first",), "both": ("first", "second")}
+
+
+@needs["v5p-8"]
+@pytest.mark.parametrize("kept", NAMES)
+@pytest.mark.parametrize(
+    ("donate", "update"), [(False, False), (True, False), (True, True)]
+)
+def test_what_libtpu_counts_twice(kept, donate, update, usual_promotion):
+    # Stored: at most 24 layers of 64 MiB; gradients: 384 MiB. Which of the two is less
+    # is counted again where the gradients are temporaries, that is, where they are
+    # neither returned nor written to a buffer of a result.
+    width, tokens, layers = 1024, 6144, 24
+
+    def layer(x, w):
+        hidden = checkpoint_name(
+            jax.nn.gelu(checkpoint_name(x @ w[0], "first")), "second"
+        )
+        return x + hidden @ w[1]
+
+    policy = jax.checkpoint_policies.save_only_these_names(*NAMES[kept])
+    layer = jax.checkpoint(layer, policy=policy)
+
+    def loss(weights, x):
+        out = jax.lax.scan(lambda x, w: (layer(x, w), None), x, weights)[0]
+        return out.astype(jnp.float32).mean()
+
+    def step(weights, x):
+        value, grads = jax.value_and_grad(loss)(weights, x)
+        if update:
+            rate = jnp.bfloat16(1e-3)
+            grads = jax.tree.map(lambda w, g: w - g * rate, weights, grads)
+        return grads, value
+
+    target = _target.target("v5p-8")
+    shapes = (layers, width, 4 * width), (layers, 4 * width, width)
+    weights = [spec(*shape, dtype=jnp.bfloat16) for shape in shapes]
+    jitted = jax.jit(step, donate_argnums=(0,) if donate else ())
+    lowered = target.lower(jitted, weights, spec(tokens, width, dtype=jnp.bfloat16))
+    graph = _mlir.read_graph(lowered.compiler_ir())
+    predicted = _predict.predict_memory(graph, "tpu")
+    figures = lowered.compile().memory_analysis()
+    compiled = (
+        figures.argument_size_in_bytes
+        + figures.output_size_in_bytes
+        - figures.alias_size_in_bytes
+        + figures.temp_size_in_bytes
+    )
+    assert predicted.device_total == pytest.approx(compiled, rel=0.06)

@@ -6,10 +6,11 @@ Pure bookkeeping on records; nothing here decides anything.
 import math
 from typing import Any
 
+from ._forecast import Forecast
 from ._plan_record import Baseline, DecisionRecord, StackRecord
 from ._planner import baselines, evaluate, named
 from ._stages import Body, Decision, Decisions, Evaluation, Problem, Value
-from ._survey import Survey, predict
+from ._survey import Survey
 from ._units import format_bytes, format_seconds
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
@@ -153,24 +154,21 @@ def _views(body: Body, values: set[int]) -> set[int]:
 
 
 def baseline_records(
-    survey: Survey, problem: Problem, excess: int, host_limit: int, budget: int
+    forecast: Forecast, problem: Problem, host_limit: int, budget: int
 ) -> tuple[Baseline, ...]:
     """The policies beside the plan: its own cost model, and memory predicted likewise.
 
     None where nothing repeats: there is nothing that a policy could decide.
-
-    **Arguments:** `excess` is what the compiler needed beyond the predictions.
     """
     records = []
     for name, decisions in policies(problem).items():
-        if survey.without_offloads and any("offload" in c for c in decisions):
+        if forecast.survey.without_offloads and any("offload" in c for c in decisions):
             continue  # JAX itself refuses it here
         try:
             evaluation = evaluate(problem, decisions)
         except ValueError:
             continue  # a policy that names what cannot be computed again
-        plans = survey.stack_plans(decisions)
-        device = predict(survey, survey.jitted(plans))[1].device_total + excess
+        device = forecast.expected(decisions)
         records.append(
             Baseline(
                 name=name,

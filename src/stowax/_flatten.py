@@ -22,7 +22,7 @@ _RENAMING = {
 _CALLS = {"func.call", "sdy.named_computation"}
 _LOOPS = {"stablehlo.while"}
 _BRANCHES = {"stablehlo.case", "stablehlo.if"}
-_PURE_ANNOTATIONS = {"Sharding", "annotate_device_placement"}
+_PURE_ANNOTATIONS = {"Sharding", "annotate_device_placement", "LayoutConstraint"}
 _MEMORY_OF_OPERAND = {
     "stablehlo.dynamic_slice",
     "stablehlo.slice",

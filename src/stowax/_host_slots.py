@@ -24,9 +24,19 @@ def to_device(value: Any) -> Any:
     return jax.device_put(value, jax.memory.Space.Device)
 
 
+def empty_layers(count: int, aval: Any) -> Any:
+    """Device memory for `count` values of one type; what it holds is not defined."""
+    return jax.lax.empty((count, *aval.shape), aval.dtype)
+
+
+def write_layer(layers: Any, value: Any, layer: Any) -> Any:
+    """`layers` with `value` in the place of `layer`."""
+    return jax.lax.dynamic_update_index_in_dim(layers, value, layer, 0)
+
+
 def empty_slots(count: int, aval: Any) -> Any:
     """Host memory for `count` values of one type; what it holds is not defined."""
-    return to_host(jax.lax.empty((count, *aval.shape), aval.dtype))
+    return to_host(empty_layers(count, aval))
 
 
 def write_slot(slots: Any, value: Any, layer: Any, scope: str) -> Any:

@@ -155,6 +155,15 @@ def retype(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def row_major(value: Any) -> Any:
+    """`value`, in memory in the order that its shape says (JAX 0.10 to 0.12)."""
+    # on demand: it is slow to load
+    from jax.experimental.layout import Layout, with_layout_constraint
+
+    order = Layout(major_to_minor=tuple(range(value.ndim)))
+    return with_layout_constraint(value, order)
+
+
 # --- compile-only targets -----------------------------------------------------------
 
 _NOISE = re.compile(

@@ -67,7 +67,7 @@ class BlockWalk:
         self.last, self.end = self.fusion.last, self.fusion.end
         self.buffer_of: dict[int, _Buffer] = {}
         self.buffers: list[_Buffer] = []
-        self.in_loops = 0
+        self.counted_again = 0
         self.assign(slots)
 
     # Which values share a buffer.
@@ -196,13 +196,24 @@ class BlockWalk:
             inner, inner_host, inside = self.inner(node)
             here = f"{node.scope or node.name}"
             if short_name(node.name) == "while":
-                self.in_loops += inner
+                again = inner + self.shared_with_loop(node)
+                self.counted_again = max(self.counted_again, live + inner + again)
             if inner or not self.fusion.virtual.issuperset(node.results):
                 profile.append((here, live + inner))
             if live + inner > best:
                 best, label = live + inner, f"{here}: {inside}" if inside else here
             best_host = max(best_host, live_host + inner_host)
         return best, best_host, label, profile
+
+    def shared_with_loop(self, loop: Node) -> int:
+        """The lesser of what a loop accumulates and what it reads of temporaries."""
+
+        def in_temporaries(numbers: Iterable[int]) -> int:
+            buffers = {id(b): b for n in numbers if (b := self.buffer_of.get(n))}
+            return sum(b.bytes for b in buffers.values() if not (b.outside or b.host))
+
+        read = in_temporaries(loop.blocks[1].captured())
+        return min(read, in_temporaries(loop.results))
 
     def walk(
         self, block: Block, slots: Sequence[Slot]

@@ -11,6 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 
+from ._forecast import Forecast
 from ._options import overlap_options
 from ._planner import evaluate, smallest, solve
 from ._stages import Decisions, Evaluation, Link, Problem, Solution
@@ -21,8 +22,12 @@ from ._units import format_bytes, format_seconds
 MOST_COMPILES = 4
 _SETTLING_ROUNDS = 5
 _SOLVING_SECONDS = 1.0
-_SLACK = (0.002, 0.008, 0.02, 0.04)
-"""Part of the budget left free in each round: more after each that was too big."""
+_SLACK = 0.002
+"""Part of the budget left free: solvers and allocators round."""
+
+_CAUTION = (0.0, 0.5, 2.0)
+"""Standard deviations of the forecast added to it, after that many programs that were
+too big. Once something fits, the middle one: a miss costs a compile then, no more."""
 _WORTH_ANOTHER_COMPILE = 0.005
 """Part of the step's time below which a gain does not pay for another compile."""
 
@@ -74,9 +79,12 @@ class Search:
     as_written: bool = True
     attempts: list[Attempt] = dataclasses.field(default_factory=list)
     correction: int = 0
-    excess: int = 0
     link_share: float = 1.0
     solving_seconds: float = 0.0
+    forecast: Forecast = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forecast = Forecast(survey=self.survey, scale=self.budget)
 
     def run(self) -> Attempt:
         """The best attempt that fits, else the one that needs the least."""
@@ -107,8 +115,7 @@ class Search:
         """Device bytes below which no plan is known to fit.
 
         What was compiled counts; else the planner's smallest plan, with what the
-        compiler has needed beyond the predictions so far, and the slack of a first
-        round.
+        compiler has needed beyond the predictions so far.
         """
         compiled = [
             a.measured.compiled_bytes
@@ -118,12 +125,8 @@ class Search:
         known = min(compiled, default=self.survey.reserved_bytes)
         if not self.survey.bodies:
             return known
-        found = self._smallest()
-        _, prediction = predict(
-            self.survey, self.survey.jitted(self.survey.stack_plans(found.decisions))
-        )
-        expected = prediction.device_total + max(0, self.excess)
-        return min(known, int(expected * (1 + _SLACK[1])))
+        expected = self.forecast.known(self._smallest().decisions, 0.0)
+        return min(known, int(expected * (1 + _SLACK)))
 
     # --- the step as it is ----------------------------------------------------------
 
@@ -155,7 +158,12 @@ class Search:
     def _compile_plain(self, *, donate: bool) -> Attempt:
         self.say("compiling the step as it is")
         measured = compile_and_read(
-            self.survey, "as written", None, self.user_options, donate=donate
+            self.survey,
+            "as written",
+            None,
+            self.user_options,
+            correction=sum(a.measured.excess for a in self.attempts),
+            donate=donate,
         )
         self.say(_outcome(measured, self.budget))
         attempt = Attempt(
@@ -167,7 +175,6 @@ class Search:
             measured=measured,
         )
         self.attempts.append(attempt)
-        self.excess = measured.compiled_bytes - measured.predicted_bytes
         return attempt
 
     # --- planned --------------------------------------------------------------------
@@ -251,17 +258,13 @@ class Search:
         prediction, until the two agree; keeps the fastest decisions whose prediction
         fits.
         """
-        too_big = sum(not self._fits(a) for a in self.attempts if a.decisions)
-        target = int(self.budget * (1 - _SLACK[min(too_big, len(_SLACK) - 1)]))
+        target = int(self.budget * (1 - _SLACK))
         best: Solution | None = None
-        seen: dict[Decisions, int] = {}
         for number in range(2 * _SETTLING_ROUNDS):
             solution = self._solve(self.problem(target))
             if solution.outcome == "infeasible":
                 solution = self._smallest()
-            if solution.decisions not in seen:
-                seen[solution.decisions] = self._predicted(solution)
-            predicted = seen[solution.decisions]
+            predicted = self.forecast.known(solution.decisions, self._caution)
             step = predicted - solution.evaluation.device_bytes
             if predicted <= target and (
                 best is None or solution.evaluation.seconds < best.evaluation.seconds
@@ -276,11 +279,13 @@ class Search:
             self.correction += step + int(missed)
         return best or self._smallest()
 
-    def _predicted(self, solution: Solution) -> int:
-        """What the compiler is expected to need for `solution`."""
-        plans = self.survey.stack_plans(solution.decisions)
-        _, prediction = predict(self.survey, self.survey.jitted(plans))
-        return prediction.device_total + self.excess
+    @property
+    def _caution(self) -> float:
+        fits = [self._fits(a) for a in self.attempts if a.decisions]
+        left = MOST_COMPILES - len(self.attempts)
+        if any(fits) or (len(fits) == 1 and left > 2):
+            return _CAUTION[1]
+        return _CAUTION[2] if fits else _CAUTION[0]
 
     def _compile(self, solution: Solution) -> Attempt:
         survey = self.survey
@@ -296,7 +301,7 @@ class Search:
             f"plan {number}",
             survey.stack_plans(solution.decisions),
             options,
-            correction=self.excess,
+            correction=self.forecast.excess(solution.decisions),
             donate=self._may_donate,
         )
         self.say(_outcome(measured, self.budget))
@@ -309,7 +314,7 @@ class Search:
             measured=measured,
         )
         self.attempts.append(attempt)
-        self.excess += measured.compiled_bytes - measured.predicted_bytes
+        self.forecast.learn(solution.decisions, measured.compiled_bytes)
         return attempt
 
 

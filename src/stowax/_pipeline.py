@@ -35,7 +35,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._host_slots import empty_slots, read_slot, staged, write_slot
+from . import _jax
+from ._host_slots import (
+    empty_layers,
+    empty_slots,
+    read_slot,
+    staged,
+    write_layer,
+    write_slot,
+)
 from ._jaxpr import evaluate
 from ._linearize import LinearizedBody, linearize_body
 
@@ -50,7 +58,8 @@ class Stack:
     The body's inputs are constants, carry and per-layer inputs, in this order; its
     outputs are the carry and per-layer outputs. `separate` per-layer inputs come as one
     array per layer (an unrolled model), others stacked along their first axis (a scan).
-    `source` says where the user wrote it.
+    `source` says where the user wrote it. With `row_major`, stored values lie in memory
+    as their shapes say, whatever the compiler would like (see `lay_out`).
     """
 
     name: str
@@ -61,6 +70,16 @@ class Stack:
     carry_count: int
     reverse: bool = False
     separate: bool = False
+    row_major: bool = False
+
+    def lay_out(self, value: Any) -> Any:
+        """`value`, to be stored or just read, in the order in which it is stored.
+
+        The two loops are compiled one after the other. Where the forward one would
+        rather write a value transposed, and the backward one read it straight, the
+        compiler transposes the whole stack between them: both are alive then.
+        """
+        return _jax.row_major(value) if self.row_major and value.ndim > 1 else value
 
     @property
     def carry_inputs(self) -> range:
@@ -93,6 +112,7 @@ def run_stack(
     *,
     choose: Choose,
     keep_checkpoint: Callable[[Any], bool],
+    row_major: bool = False,
     label: bool = False,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Runs `stack` so that its backward pass stores what `choose` says.
@@ -103,6 +123,7 @@ def run_stack(
     what reads them later should read these (see `LinearizedBody`: their cotangents are
     then added in the order of plain JAX).
     """
+    stack = dataclasses.replace(stack, row_major=row_major)
     split = stack.const_count, stack.const_count + stack.carry_count
 
     def parts(inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -208,10 +229,10 @@ def _forward(
         return f"stowax.offload.{stack.name}.{number}"
 
     def step(state: Any, x: Any) -> tuple[Any, Any]:
-        carry, pending, slots = state
+        carry, pending, slots, kept = state
         slots = dict(slots)
         for n in late:
-            moved = staged(pending[n], x[0])
+            moved = stack.lay_out(staged(pending[n], x[0]))
             slots[n] = write_slot(slots[n], moved, x[0], scope_of(n))
         inputs = [*consts, *carry, *_layer(stack, per_layer, x)]
         values = program.run(
@@ -222,22 +243,24 @@ def _forward(
         )
         out = body.outputs(values)
         for n in early:
-            slots[n] = write_slot(slots[n], values[n], x[0], scope_of(n))
+            made = stack.lay_out(values[n])
+            slots[n] = write_slot(slots[n], made, x[0], scope_of(n))
         following = {n: values[n] for n in late}
-        kept = [values[n] for n in keep]
+        kept = {n: write_layer(kept[n], stack.lay_out(values[n]), x[0]) for n in keep}
         carry_out, ys = out[: stack.carry_count], out[stack.carry_count :]
-        return (carry_out, following, slots), (ys, kept)
+        return (carry_out, following, slots, kept), ys
 
     nothing = {n: _zeros(program.avals[n]) for n in late}
     slots = {n: empty_slots(stack.count, program.avals[n]) for n in [*late, *early]}
-    (carry, last, slots), (ys, kept) = _scan(
-        stack, step, (list(carry), nothing, slots), _scanned(stack, per_layer)
+    kept = {n: empty_layers(stack.count, program.avals[n]) for n in keep}
+    (carry, last, slots, kept), ys = _scan(
+        stack, step, (list(carry), nothing, slots, kept), _scanned(stack, per_layer)
     )
     residuals = (
         _Static((stack, body, dict(stored))),
         list(consts),
         list(per_layer),
-        kept,
+        [kept[n] for n in keep],
         slots,
         last,
     )
@@ -264,18 +287,20 @@ def _backward(
     ct_carry = [_instantiate(carry_cotangents[k]) for k in carry_out]
     ct_ys = [_instantiate(y_cotangents[k]) for k in y_out]
 
-    def scope_of(number: int) -> str:
-        return f"stowax.fetch.{stack.name}.{number}"
+    def fetch(number: int, layer: Any) -> Any:
+        scope = f"stowax.fetch.{stack.name}.{number}"
+        return stack.lay_out(read_slot(slots[number], layer, scope))
 
     def step(state: Any, xs: Any) -> tuple[Any, Any]:
         ct_carry, ct_consts, current = state
         x, kept, ct_ys = xs
-        following = {n: read_slot(slots[n], x[0], scope_of(n)) for n in late}
+        kept = [stack.lay_out(v) for v in kept]
+        following = {n: fetch(n, x[0]) for n in late}
         at_hand = dict(enumerate(consts))
         at_hand |= dict(enumerate(_layer(stack, per_layer, x), start=first_layer))
         at_hand |= dict(zip(keep, kept, strict=True))
         at_hand |= current
-        at_hand |= {n: read_slot(slots[n], x[0], scope_of(n)) for n in early}
+        at_hand |= {n: fetch(n, x[0]) for n in early}
         values = body.forward.run(body.residuals, at_hand)
         grads = body.pull_back(values, [*ct_carry, *ct_ys], ct_consts)
         by_input = dict(zip(active, grads, strict=True))

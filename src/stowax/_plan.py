@@ -27,6 +27,7 @@ from ._describe import (
 from ._errors import ArgumentError, PlanMismatchError, StowaxError
 from ._loop import Attempt, Search
 from ._machine import Target
+from ._options import wants_row_major
 from ._plan_record import ArgumentRecord, PinPrice, PlanRecord, read_record
 from ._planner import solve
 from ._preferences import Preferences
@@ -78,7 +79,11 @@ class Plan(PlanRecord):
         jitted = apply_decisions(
             step,
             stacks or None,
-            Options(keep_checkpoint=self.keep_checkpoint, roll=self.roll),
+            Options(
+                keep_checkpoint=self.keep_checkpoint,
+                roll=self.roll,
+                row_major=self.row_major,
+            ),
             donate=self.donate_argnums,
             compiler_options=None if self.compile_only else self.compiler_options,
             arguments=self.arguments,
@@ -196,7 +201,9 @@ def plan(
     machine = target if isinstance(target, Target) else find_target(target)
     device_limit = _asked.device_budget(budget, machine)
     host_limit = _asked.host_budget(host_budget, machine)
-    options = Options(keep_checkpoint=keep_checkpoint, roll=roll)
+    options = Options(
+        keep_checkpoint=keep_checkpoint, roll=roll, row_major=wants_row_major(machine)
+    )
     preferences = Preferences(pin=pin or {}, forbid=forbid)
     specs = _specs(machine, args)
     say(f"tracing {getattr(step, '__name__', 'the step')}")
@@ -277,6 +284,7 @@ def _identity(traced: Step, machine: Target, options: Options) -> dict[str, Any]
         "compile_only": machine.compile_only,
         "keep_checkpoint": options.keep_checkpoint,
         "roll": options.roll,
+        "row_major": options.row_major,
         "arguments": tuple(
             ArgumentRecord(
                 path=a.path,
@@ -315,7 +323,9 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
         "outcome": outcome,
         "device_bytes": measured.compiled_bytes,
         "host_bytes": measured.host_bytes,
-        "predicted_device_bytes": measured.predicted_bytes,
+        "predicted_device_bytes": search.forecast.expected(best.decisions)
+        if best.decisions
+        else measured.predicted_bytes,
         "first_predicted_device_bytes": search.attempts[0].measured.predicted_bytes,
         "step_seconds": measured.step_seconds,
         "exposed_seconds": timeline.exposed_seconds if timeline else 0.0,
@@ -331,7 +341,7 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
         "smallest_budget": search.smallest_budget(),
         "stacks": stack_records(survey, best.decisions, evaluation),
         "baselines": baseline_records(
-            survey, problem, search.excess, search.host_budget, search.budget
+            search.forecast, problem, search.host_budget, search.budget
         ),
         "trials": tuple(a.measured.trial for a in search.attempts),
         "donate_argnums": survey.step.donate if best.donated else (),

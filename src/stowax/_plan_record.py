@@ -115,11 +115,13 @@ class PlanRecord:
     """Everything about a plan. Bytes are per device, seconds per step.
 
     `device_bytes` and `host_bytes` are compiled figures (arguments + outputs − aliased
-    + temporaries); `predicted_device_bytes` is the last prediction for the same program
-    and `first_predicted_device_bytes` the one made before anything was compiled.
+    + temporaries); `predicted_device_bytes` is the prediction for the same program,
+    corrected by what the other compiled ones needed, `first_predicted_device_bytes` the
+    one made before anything was compiled.
     `step_seconds` is simulated from the compiled schedule, `exposed_seconds` its part
     spent waiting for host copies; `model_seconds` is what the planner expected. `gap`
-    is the distance to the proven bound under the planner's model.
+    is the distance to the proven bound under the planner's model. `keep_checkpoint`,
+    `roll` and `row_major` are how the step is read and run (`_rewrite.Options`).
     """
 
     step: str
@@ -151,6 +153,7 @@ class PlanRecord:
     compiler_options: dict[str, str | bool]
     keep_checkpoint: bool
     roll: bool
+    row_major: bool
     pins: tuple[PinPrice, ...]
     unpriced: tuple[str, ...]
     notes: tuple[str, ...]

@@ -64,7 +64,7 @@ def predict_memory(graph: Graph, platform: str) -> MemoryPrediction:
     entry_walk = BlockWalk(flat, rules, entry, slots)
     temp, host_temp, peak_at, profile = entry_walk.peak()
     if rules.counts_loops_again:
-        temp += entry_walk.in_loops
+        temp = max(temp, entry_walk.counted_again)
 
     def total(numbers: Iterable[int], host: bool) -> int:
         return sum(sizes[n] for n in numbers if (n in flat.host) == host)

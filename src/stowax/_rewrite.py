@@ -29,11 +29,13 @@ class Options:
     """How marked functions are read.
 
     `keep_checkpoint` leaves the user's own `jax.checkpoint` calls inside repeated
-    bodies as they are; `roll` looks for the repeating blocks of unrolled loops.
+    bodies as they are; `roll` looks for the repeating blocks of unrolled loops;
+    `row_major` fixes how stored values lie in memory (see `Stack.lay_out`).
     """
 
     keep_checkpoint: bool = False
     roll: bool = True
+    row_major: bool = False
 
 
 class Rewriter:
@@ -103,6 +105,7 @@ def run_call(
         run_stack,
         choose=choose,
         keep_checkpoint=lambda equation: options.keep_checkpoint,
+        row_major=options.row_major,
         label=label,
     )
 

@@ -23,7 +23,9 @@ class Value:
     `allowed` holds the decisions that are open for it. A value whose `operation` is
     `None` is an input of the body and cannot be recomputed. `available` values
     (weights, constants) are at hand in the backward pass anyway: they need no decision.
-    `needed` says that the backward pass reads it.
+    `needed` says that the backward pass reads it. `keep_seconds` and `offload_seconds`
+    are what the device spends on storing it either way, per run of the body: writing it
+    to its place in a stack, moving it aside; copies over the host link are not in it.
     """
 
     index: int
@@ -37,6 +39,8 @@ class Value:
     needed: bool
     allowed: frozenset[Decision]
     role: Role = "activation"
+    keep_seconds: float = 0.0
+    offload_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

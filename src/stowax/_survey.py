@@ -13,8 +13,8 @@ from typing import Any
 from . import _mlir
 from ._apply import StackPlan, apply_decisions
 from ._candidates import BodyCosts, Placement, make_body
-from ._cost import cost_of_jaxpr, operation_seconds, program_seconds
-from ._cost_record import bytes_of
+from ._cost import cost_of_jaxpr, operation_seconds, program_seconds, seconds
+from ._cost_record import OperationCost, bytes_of
 from ._lowered import shards_by_scope
 from ._machine import Target
 from ._pipeline import scope_name
@@ -135,7 +135,10 @@ def take_survey(
         _body(traced, target, placements[name]) for name, traced in step.stacks.items()
     )
     total = program_seconds(step.jaxpr, target.chip, shards=_shards(placements))
-    inside = sum(b.count * (b.forward_seconds + b.backward_seconds) for b in bodies)
+    inside = sum(
+        b.count * (b.forward_seconds + b.backward_seconds + _all_stored(step, b))
+        for b in bodies
+    )
     survey = dataclasses.replace(
         blank,
         bodies=bodies,
@@ -169,6 +172,38 @@ def _way(body: Body, index: int, decision: str) -> str:
     maker = body.values[index].operation
     before = 0.0 if maker is None else sum(o.seconds for o in body.operations[:maker])
     return "offload early" if before < 0.5 * body.forward_seconds else "offload"
+
+
+def _all_stored(step: Step, body: Body) -> float:
+    """Seconds of storing in the step as it was traced, which keeps everything."""
+    traced = step.stacks[body.name]
+    return sum(
+        body.values[i].keep_seconds for i in store_all(traced.stack, traced.body)
+    )
+
+
+def _with_storing(body: Body, target: Target) -> Body:
+    """The body with the seconds that the device spends on storing each value.
+
+    A kept value is read where it was made and written to its place in the stack. One
+    that is offloaded late is moved aside twice, before its copy leaves and after its
+    copy came back; one that is offloaded early is copied from where it was made.
+    """
+
+    def passes(value: Value, count: int) -> float:
+        moved = OperationCost(bytes_read=value.bytes, bytes_written=value.bytes)
+        return count * seconds(moved, target.chip)
+
+    values = tuple(
+        dataclasses.replace(
+            value,
+            keep_seconds=passes(value, 1),
+            offload_seconds=passes(value, 2 if late else 0),
+        )
+        for value in body.values
+        for late in [_way(body, value.index, "offload") == "offload"]
+    )
+    return dataclasses.replace(body, values=values)
 
 
 def _read_in_backward(body: Body) -> tuple[int, ...]:
@@ -253,7 +288,7 @@ def _body(
         backward_seconds=program_seconds(backward, chip, shards=finest),
         unpriced=cost_of_jaxpr(backward).unpriced,
     )
-    return make_body(
+    body = make_body(
         traced,
         placements,
         costs,
@@ -261,3 +296,4 @@ def _body(
         can_offload=target.platform != "cpu",
         points=(),
     )
+    return _with_storing(body, target)

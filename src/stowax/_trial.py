@@ -32,6 +32,11 @@ class Measured:
     vanished: tuple[str, ...]
 
     @property
+    def excess(self) -> int:
+        """Bytes that were needed beyond the prediction."""
+        return self.compiled_bytes - self.predicted_bytes
+
+    @property
     def step_seconds(self) -> float:
         """Seconds of one step, simulated from the compiled schedule."""
         return self.inspection.timeline.step_seconds if self.inspection else 0.0

@@ -10,9 +10,11 @@ are gone. The minimal closure below raises instead.
 Model, per body with `count` runs (see "The planning model" in the documentation):
 
     D = sum of offloaded bytes, R = sum of seconds of operations run again
+    S = sum of seconds spent on storing
     forward run   max(C_f, D / device_to_host)
     backward run  max(C_b + R, D / host_to_device)
-    step          sum count (forward + backward) + first exposed reload + other_seconds
+    step          sum count (forward + backward + S) + first exposed reload
+                  + other_seconds
 
 With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima become sums.
 """
@@ -134,9 +136,11 @@ def priced(
         float(table.bytes[[d == "offload" for d in chosen]].sum())
         for table, chosen in zip(body_tables, decisions, strict=True)
     ]
-    again, transfer, exposed = 0.0, 0.0, 0.0
+    again, storing, transfer, exposed = 0.0, 0.0, 0.0, 0.0
     forward_used, backward_used = [], []
-    for body, values, moved in zip(problem.bodies, recomputed, offloaded, strict=True):
+    for body, values, moved, chosen in zip(
+        problem.bodies, recomputed, offloaded, decisions, strict=True
+    ):
         rerun = sum(
             body.operations[f].seconds for f in operations_run_again(body, values)
         )
@@ -144,6 +148,7 @@ def priced(
         back = moved / problem.link.host_to_device if moved else 0.0
         window = body.backward_seconds + rerun
         again += body.count * rerun
+        storing += body.count * _storing_seconds(body, chosen)
         transfer += body.count * (out + back)
         if depth > 1:
             exposed += body.count * max(0.0, out - body.forward_seconds)
@@ -158,7 +163,7 @@ def priced(
         b.count * (b.forward_seconds + b.backward_seconds) for b in problem.bodies
     )
     return Evaluation(
-        seconds=base + again + exposed,
+        seconds=base + again + storing + exposed,
         device_bytes=_device_bytes(
             problem, body_tables, decisions, recomputed, offloaded
         ),
@@ -172,6 +177,14 @@ def priced(
         forward_window_used=tuple(forward_used),
         backward_window_used=tuple(backward_used),
     )
+
+
+def _storing_seconds(body: Body, chosen: tuple[Decision | None, ...]) -> float:
+    seconds = {
+        "keep": [value.keep_seconds for value in body.values],
+        "offload": [value.offload_seconds for value in body.values],
+    }
+    return sum(seconds[d][i] for i, d in enumerate(chosen) if d in STORED)
 
 
 def _device_bytes(

@@ -21,10 +21,10 @@ Rows, all as `A x <= b`:
     x >= D / device_to_host - C_f            y + R >= D / host_to_device - C_b
     device memory at the loss, and at each point of each body; host memory
 
-Objective: seconds of the step in units of the step without recomputation, plus ties:
-the least bytes moved, then the least bytes kept, weighted far below the solver's gap. A
-constant column carries the unavoidable seconds, so that the solver's relative gap is
-relative to the step and not to the overhead.
+Objective: seconds of the step (recomputing, storing, waiting) in units of the step
+without recomputation, plus ties: the least bytes moved, then the least bytes kept,
+weighted far below the solver's gap. A constant column carries the unavoidable seconds,
+so that the solver's relative gap is relative to the step and not to the overhead.
 
 What goes silently wrong: scaling. HiGHS holds rows to 1e-6 in its own units, so rows of
 bytes are in units of the budget, and what it returns is always priced again in bytes.
@@ -229,6 +229,12 @@ def _seconds(
         rerun[c] = rerun.get(c, 0.0) + body.operations[f].seconds
     for c, seconds in rerun.items():
         builder.cost[c] += body.count * seconds / scale
+    for columns_of, spent in (
+        (columns.keep, [v.keep_seconds for v in body.values]),
+        (columns.offload, [v.offload_seconds for v in body.values]),
+    ):
+        for i, c in columns_of.items():
+            builder.cost[c] += body.count * spent[i] / scale
     exposed_runs = (body is problem.bodies[-1]) if pipelined else body.count
     for c in columns.offload.values():
         first = back[c] if pipelined else out[c] + back[c]

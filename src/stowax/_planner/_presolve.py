@@ -5,21 +5,23 @@ Called by `_model`. Each reduction with its proof:
 1. *Ancestors only.* An operation from which no needed value descends never runs again
    in a minimal closure; it and its values are left out.
 2. *Not worth storing.* Let v be not needed and read by one operation f that could run
-   again, and let f have one output u (among those that matter) of at most v's bytes for
-   which every decision is open that is open for v. In any plan that stores v, store u
-   instead, the same way: f and whatever made v stop running again, the bytes stored do
-   not grow, u's working bytes are not more than before and v's vanish. So v need not be
-   storable. Chains compose, because each exchange moves forward.
+   again, and let f have one output u (among those that matter) of at most v's bytes and
+   seconds of storing, for which every decision is open that is open for v. In any plan
+   that stores v, store u instead, the same way: f and whatever made v stop running
+   again, the bytes stored and the seconds of storing do not grow, u's working bytes are
+   not more than before and v's vanish. So v need not be storable. Chains compose,
+   because each exchange moves forward.
 3. *Runs with its only reader.* If v cannot be stored, is not needed, is its operation's
    only output that matters and is read by one operation f, then v's operation runs
    again exactly when f does: both share one variable.
 
 4. *Lesser moments.* A point whose live values and reserved bytes are both within
    another point's constrains nothing.
-5. *Swaps.* Let i and j have equal bytes and both decisions open, and let j be alive at
-   every point where i is. Keeping i and offloading j is no better than the other way
-   round: the stacks and the bytes moved are the same, and the working bytes of i appear
-   only where those of j vanish. One row, o_j + s_i <= 1, forbids it. Layers are full of
+5. *Swaps.* Let i and j have equal bytes and both decisions open, let offloading instead
+   of keeping cost i no more seconds than j, and let j be alive at every point where i
+   is. Keeping i and offloading j is no better than the other way round: the stacks and
+   the bytes moved are the same, and the working bytes of i appear only where those of j
+   vanish. One row, o_j + s_i <= 1, forbids it. Layers are full of
    values of equal size; without these rows the solver walks through their permutations
    (measured on a decoder layer beside an encoder layer: seconds instead of tenths).
 
@@ -129,7 +131,13 @@ def _not_worth_storing(
     if len(made) != 1:
         return False
     (u,) = made
-    return body.values[u].bytes <= value.bytes and open_for[i] <= open_for[u]
+    other = body.values[u]
+    return (
+        other.bytes <= value.bytes
+        and other.keep_seconds <= value.keep_seconds
+        and other.offload_seconds <= value.offload_seconds
+        and open_for[i] <= open_for[u]
+    )
 
 
 def _leaders(
@@ -170,13 +178,14 @@ def _swaps(
 ) -> tuple[tuple[int, int], ...]:
     """Pairs by reduction 5; of values alive at the same points, by index."""
     live = table.live.toarray()[list(points)].astype(bool)
+    more = [v.offload_seconds - v.keep_seconds for v in table.body.values]
     pairs = []
     for place, i in enumerate(both):
         for j in both[place + 1 :]:
             if table.bytes[i] != table.bytes[j]:
                 continue
-            if not (live[:, i] & ~live[:, j]).any():
+            if more[i] <= more[j] and not (live[:, i] & ~live[:, j]).any():
                 pairs.append((i, j))
-            elif not (live[:, j] & ~live[:, i]).any():
+            elif more[j] <= more[i] and not (live[:, j] & ~live[:, i]).any():
                 pairs.append((j, i))
     return tuple(pairs)

@@ -146,13 +146,16 @@ def _gap(seconds: float, bound: float) -> float:
 
 
 def _keep_all(problem: Problem, body_tables: tuple[BodyTable, ...]) -> _Found | None:
-    """Every needed value kept, or `None` where a pin forbids one of them.
+    """Every needed value kept, or `None` where that is not the fastest.
 
-    No plan is faster: nothing runs again and nothing is waited for.
+    Where storing costs nothing, no plan is faster: nothing runs again and nothing is
+    waited for. Else, and where a pin forbids to keep one of them, the solver is asked.
     """
     for body in problem.bodies:
         for value in body.values:
-            if value.needed and not value.available and "keep" not in value.allowed:
+            if not value.needed or value.available:
+                continue
+            if value.keep_seconds or "keep" not in value.allowed:
                 return None
     decisions = baselines(problem)["keep all"]
     return _Found(

@@ -53,21 +53,16 @@ class Forecast:
         return self.predictions[decisions]
 
     def excess(self, decisions: Decisions) -> int:
-        """Bytes expected beyond `predicted`, by what *other* programs needed.
-
-        The program with these very decisions does not count: for it, this says how
-        well the others would have foretold it.
-        """
-        others, weights = self._weights(decisions)
-        measured = [self.compiled[known] - self.predicted(known) for known in others]
-        return int(sum(w * m for w, m in zip(weights, measured, strict=True)))
+        """Bytes expected beyond `predicted`, by what the compiled programs needed."""
+        measured = [self.compiled[d] - self.predicted(d) for d in self.compiled]
+        pairs = zip(self._weights(decisions), measured, strict=True)
+        return int(sum(weight * much for weight, much in pairs))
 
     def spread(self, decisions: Decisions) -> int:
         """Bytes by which `expected` may be off: one standard deviation."""
-        others, weights = self._weights(decisions)
         mine = self._features(decisions)
         variance = mine @ mine + self._rest
-        for known, weight in zip(others, weights, strict=True):
+        for known, weight in zip(self.compiled, self._weights(decisions), strict=True):
             variance -= weight * (self._features(known) @ mine)
         return int(max(variance, 0.0) ** 0.5)
 
@@ -85,17 +80,13 @@ class Forecast:
             return compiled
         return self.expected(decisions) + int(caution * self.spread(decisions))
 
-    def _weights(self, decisions: Decisions) -> tuple[list[Decisions], np.ndarray]:
-        """The other compiled programs, and what each one's excess counts for."""
-        others = [known for known in self.compiled if known != decisions]
-        features = [self._features(known) for known in others]
-        if not others:
-            return [], np.zeros(0)
-        between = np.array(features) @ np.array(features).T
-        between += np.eye(len(others)) * self._rest
-        return others, np.linalg.solve(
-            between, np.array(features) @ self._features(decisions)
-        )
+    def _weights(self, decisions: Decisions) -> np.ndarray:
+        """What the excess of each compiled program counts for."""
+        if not self.compiled:
+            return np.zeros(0)
+        features = np.array([self._features(known) for known in self.compiled])
+        between = features @ features.T + np.eye(len(features)) * self._rest
+        return np.linalg.solve(between, features @ self._features(decisions))
 
     @property
     def _rest(self) -> float:

@@ -34,6 +34,9 @@ _WORTH_ANOTHER_COMPILE = 0.005
 _WORTH_HIDING = 0.02
 """Part of the step that may be spent waiting for copies without being planned again."""
 
+_WORTH_CORRECTING = 0.05
+"""Part of a program's bytes by which the prediction may be off without another try."""
+
 _WORTH_FILLING = 0.03
 """Part of the budget that a plan may leave unused without being tried again."""
 
@@ -205,7 +208,7 @@ class Search:
             solution = found[0]
         attempt = self._compile(solution)
         late = self._slow_link(attempt)
-        return late or not self._fits(attempt) or self._room_left(attempt)
+        return late or not self._fits(attempt) or self._better_known(attempt)
 
     def _slow_link(self, attempt: Attempt) -> bool:
         """Whether copies are waited for; then the planner's link becomes slower.
@@ -235,9 +238,12 @@ class Search:
         )
         return solution.evaluation.seconds < best * (1 - _WORTH_ANOTHER_COMPILE)
 
-    def _room_left(self, attempt: Attempt) -> bool:
-        unused = self.budget - attempt.measured.compiled_bytes
-        return unused > _WORTH_FILLING * self.budget
+    def _better_known(self, attempt: Attempt) -> bool:
+        """Whether a program that fits leaves room, or surprised the prediction."""
+        measured = attempt.measured
+        unused = self.budget - measured.compiled_bytes
+        surprise = abs(measured.excess) > _WORTH_CORRECTING * measured.compiled_bytes
+        return surprise or unused > _WORTH_FILLING * self.budget
 
     def _solve(self, problem: Problem) -> Solution:
         started = time.perf_counter()

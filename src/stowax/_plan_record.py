@@ -115,9 +115,10 @@ class PlanRecord:
     """Everything about a plan. Bytes are per device, seconds per step.
 
     `device_bytes` and `host_bytes` are compiled figures (arguments + outputs − aliased
-    + temporaries); `predicted_device_bytes` is the prediction for the same program,
-    corrected by what the other compiled ones needed, `first_predicted_device_bytes` the
-    one made before anything was compiled.
+    + temporaries); `predicted_device_bytes` is what the prediction says of the same
+    program once it is corrected by all that was compiled, and
+    `first_predicted_device_bytes` what it said before anything was; `trials` has what
+    it said of each program just before that was compiled.
     `step_seconds` is simulated from the compiled schedule, `exposed_seconds` its part
     spent waiting for host copies; `model_seconds` is what the planner expected. `gap`
     is the distance to the proven bound under the planner's model. `keep_checkpoint`,

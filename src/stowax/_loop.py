@@ -8,6 +8,7 @@ four programs are compiled, and a plan fits only if its own compiled program doe
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -21,7 +22,10 @@ from ._units import format_bytes, format_seconds
 
 MOST_COMPILES = 4
 _SETTLING_ROUNDS = 5
-_SOLVING_SECONDS = 1.0
+_SOLVING_SECONDS = 0.5
+_SETTLED = 0.002
+"""Part of the budget within which model and prediction agree."""
+
 _SLACK = 0.002
 """Part of the budget left free: solvers and allocators round."""
 
@@ -261,28 +265,39 @@ class Search:
         """Decisions whose predicted program fills the budget and no more.
 
         Moves `correction`, the gap between the planner's linear model and the
-        prediction, until the two agree; keeps the fastest decisions whose prediction
-        fits.
+        prediction, until the two agree. The gap depends on the decisions, so it jumps:
+        a correction that gave too big a program and one that gave a fitting one bound
+        the next. Keeps the fastest decisions whose prediction fits.
         """
         target = int(self.budget * (1 - _SLACK))
         best: Solution | None = None
+        too_small, enough = -math.inf, math.inf
+        too_big: set[Decisions] = set()
         for number in range(2 * _SETTLING_ROUNDS):
             solution = self._solve(self.problem(target))
             if solution.outcome == "infeasible":
                 solution = self._smallest()
             predicted = self.forecast.known(solution.decisions, self._caution)
             step = predicted - solution.evaluation.device_bytes
-            if predicted <= target and (
-                best is None or solution.evaluation.seconds < best.evaluation.seconds
-            ):
-                best = solution
-            settled = abs(step) < 0.002 * self.budget or number >= _SETTLING_ROUNDS
-            if settled and best is not None:
+            if predicted <= target:
+                enough = min(enough, self.correction)
+                following = self.correction + step
+                if best is None or _seconds(solution) < _seconds(best):
+                    best = solution
+            else:
+                # Other decisions are needed: each round asks for a little more.
+                too_small = max(too_small, self.correction)
+                following = self.correction + max(step, 0)
+                following += int(0.005 * number * self.budget)
+            close = min(abs(step), enough - too_small) < _SETTLED * self.budget
+            again = solution.decisions in too_big
+            if best is not None and (close or again or number >= _SETTLING_ROUNDS):
                 break
-            # Where the prediction stays above the target, other decisions are needed:
-            # each round asks for a little more than the last one missed.
-            missed = 0.005 * number * self.budget if predicted > target else 0
-            self.correction += step + int(missed)
+            if predicted > target:
+                too_big.add(solution.decisions)
+            if enough - too_small < math.inf and not too_small < following < enough:
+                following = int(too_small + enough) // 2
+            self.correction = following
         return best or self._smallest()
 
     @property
@@ -322,6 +337,10 @@ class Search:
         self.attempts.append(attempt)
         self.forecast.learn(solution.decisions, measured.compiled_bytes)
         return attempt
+
+
+def _seconds(solution: Solution) -> float:
+    return solution.evaluation.seconds
 
 
 def _outcome(measured: Measured, budget: int) -> str:

@@ -69,6 +69,13 @@ compiled    2 programs in 41.00 s: 66.0 GiB → 60.0 GiB (first guess 55.0 GiB);
     )
 
 
+def test_memory_left_free_is_explained():
+    roomy = dataclasses.replace(PLAN, binding=(), budget_bytes=100 * 2**30)
+    text = plan_text(roomy, 80)
+    assert "left free   40.0 GiB: storing more would take longer than" in text
+    assert "left free" not in plan_text(PLAN, 80)
+
+
 def test_infeasible_plan_says_what_would_work():
     text = plan_text(INFEASIBLE, 80)
     assert text.splitlines()[1].startswith("DOES NOT FIT 16.0 GiB per device")

@@ -145,6 +145,8 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
         pairs.append(("bound", _bound(record)))
         if record.binding:
             pairs.append(("limited by", _binding(record)))
+        elif record.device_bytes < 0.9 * record.budget_bytes:
+            pairs.append(("left free", _left_free(record)))
         if record.seconds_per_gib > 0:
             pairs.append(_more_memory(record))
         if record.smallest_budget:
@@ -191,6 +193,11 @@ def _binding(record: PlanRecord) -> str:
     for name, title in stack_titles(record).items():
         text = text.replace(name, title)
     return text
+
+
+def _left_free(record: PlanRecord) -> str:
+    free = format_bytes(record.budget_bytes - record.device_bytes)
+    return f"{free}: storing more would take longer than computing it again"
 
 
 def _more_memory(record: PlanRecord) -> tuple[str, str]:

@@ -6,13 +6,37 @@ import numpy as np
 
 from stowax import _jax
 from stowax._jaxpr import inline
-from stowax._repeats import Repeat, arrange, find_repeats
+from stowax._repeats import Repeat, find_repeats
 
 WIDTH = 8
 
 
 def flat(function, *args):
     return inline(jax.make_jaxpr(function)(*args))
+
+
+def arrange(jaxpr, repeats):
+    """An order in which equations (by position) and whole stacks can run.
+
+    Program order, except that a stack runs where its first block stood, after the
+    equations that were kept apart from it.
+    """
+    ends, taken = {}, set()
+    for repeat in repeats:
+        positions = [
+            p for blocks in (repeat.blocks, repeat.apart) for b in blocks for p in b
+        ]
+        ends[min(positions)] = repeat
+        taken.update(positions)
+    order = []
+    for position in range(len(_jax.open_jaxpr(jaxpr).eqns)):
+        if position in ends:
+            repeat = ends[position]
+            order += sorted(p for block in repeat.apart for p in block)
+            order.append(repeat)
+        elif position not in taken:
+            order.append(position)
+    return order
 
 
 def run_rolled(jaxpr, repeats, args):

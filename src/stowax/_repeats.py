@@ -5,14 +5,7 @@ of the same hundred equations, each with weights of its own. `find_repeats` find
 copies and says how they hang together, so that they can be run as one `scan` again:
 what goes from block to block (`carry`), what every block reads (`constants`), what each
 block has of its own (`per_layer`), and what is read of single blocks elsewhere
-(`outputs`). `Repeat.body` is one block as a jaxpr; `arrange` gives an order to run
-everything in:
-
-    for step in arrange(jaxpr, repeats):
-        if isinstance(step, int):   # an equation outside of the stacks
-            ...                     # run jaxpr.eqns[step]
-        else:                       # a whole stack: run step.body step.count times
-            ...
+(`outputs`). `Repeat.body` is one block as a jaxpr.
 
 Equal operations are not enough (heads side by side look like layers in a row), so every
 operand of every block is checked; see `_periods`. What would go wrong in silence, and
@@ -25,7 +18,7 @@ the rest.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -141,34 +134,6 @@ def find_repeats(
     limits = _periods.Limits(minimum_count=minimum_count, minimum_share=minimum_share)
     chains = _periods.find_chains(flow, limits)
     return tuple(_repeat(opened, flow, chain) for chain in chains)
-
-
-def arrange(jaxpr: Any, repeats: Sequence[Repeat]) -> tuple[int | Repeat, ...]:
-    """An order in which equations (by position) and whole stacks can run.
-
-    Program order, except that a stack runs where its first block stood, after the
-    equations that were kept apart from it.
-    """
-    ends: dict[int, Repeat] = {}
-    taken: set[int] = set()
-    for repeat in repeats:
-        ends[min(_positions(repeat))] = repeat
-        taken.update(_positions(repeat))
-    order: list[int | Repeat] = []
-    for position in range(len(_jax.open_jaxpr(jaxpr).eqns)):
-        if position in ends:
-            repeat = ends[position]
-            order += sorted(p for block in repeat.apart for p in block)
-            order.append(repeat)
-        elif position not in taken:
-            order.append(position)
-    return tuple(order)
-
-
-def _positions(repeat: Repeat) -> Iterator[int]:
-    for blocks in (repeat.blocks, repeat.apart):
-        for block in blocks:
-            yield from block
 
 
 # --- from a chain to a record -------------------------------------------------------

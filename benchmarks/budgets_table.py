@@ -40,6 +40,13 @@ def broken_bars(line: dict[str, Any]) -> list[str]:
     return found
 
 
+def foretold_error(line: dict[str, Any]) -> float:
+    """Compiled over predicted, less one, of the plan's program before its compile."""
+    own = [t for t in line["trials"] if t[1] == line["compiled_bytes"]]
+    predicted, compiled, _ = own[-1]
+    return compiled / predicted - 1
+
+
 def write(lines_path: pathlib.Path) -> None:
     """Writes the table beside `lines_path`; the last line of a cell counts."""
     latest: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -60,9 +67,10 @@ def write(lines_path: pathlib.Path) -> None:
 
 _HOW = """Budgets lie evenly between the smallest that stowax says is feasible and
 what the step takes as it is written (compiled, state donated). *error* is compiled over
-predicted bytes: of the first program compiled / of the plan's own program after the
-loop. *model* is the planner's step time, *simulated* the one read off the compiled
-schedule; a baseline is compared under the planner's model. *again* is the total of
+predicted bytes: of the first program compiled, before anything was / of the plan's own
+program, just before it was compiled / of the same once the loop is over and the
+prediction corrected by all that was compiled, this program among it. *model* is the
+planner's step time, *simulated* the one read off the compiled schedule; a baseline is compared under the planner's model. *again* is the total of
 `target.compile(plan.apply(step), *plan.specs(*args))`, compiled apart from the loop in
 one cell of each series. Seconds are of the wall, on a machine that was doing other
 things too; CPU seconds count all threads and the compiler's children. v5p-8 steps are
@@ -83,13 +91,16 @@ def _summary(cells: list[dict[str, Any]], ends: list[dict[str, Any]]) -> str:
         line["fits"] and line["compiled_bytes"] <= line["budget_bytes"]
         for line in whole
     )
+    foretold = sum(abs(foretold_error(c)) <= AFTER for c in whole)
     clean = sum(not broken_bars(line) for line in cells)
     offloading = sum(line["decisions"]["offload"] > 0 for line in whole)
     text = (
         f"**{len(cells)} cells; {fit} fit, {kept} of these within the budget as "
         f"compiled; {clean} reach every bar.** Worst prediction after the loop "
         f"{max((abs(c['error_after']) for c in whole), default=0):.1%}, before "
-        f"{max((abs(c['error_before']) for c in whole), default=0):.1%}. "
+        f"{max((abs(c['error_before']) for c in whole), default=0):.1%}; just before "
+        f"it was compiled the plan's own program was foretold within {AFTER:.0%} in "
+        f"{foretold} cells. "
         f"{offloading} plans offload something.\n"
     )
     if not broken:
@@ -130,7 +141,7 @@ _HEAD = (
     "host",
     "first predicted",
     "predicted",
-    "error before / after",
+    "error first / just before / after",
     "keep / offload / recompute",
     "model ms",
     "simulated ms",
@@ -155,7 +166,8 @@ def _row(line: dict[str, Any]) -> list[str]:
         gib(line["host_bytes"]),
         gib(line["first_predicted_bytes"]),
         gib(line["predicted_bytes"]),
-        f"{line['error_before']:+.1%} / {line['error_after']:+.1%}",
+        f"{line['error_before']:+.1%} / {foretold_error(line):+.1%} / "
+        f"{line['error_after']:+.1%}",
         " / ".join(str(n) for n in line["decisions"].values()),
         f"{1e3 * line['model_seconds']:.1f}",
         f"{1e3 * line['simulated_seconds']:.1f}" if line["effort"] != "low" else "–",

@@ -222,10 +222,8 @@ def notes(survey: Survey, fits: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
-def unplanned_seconds(survey: Survey) -> float:
-    """Seconds of the step as written, under the planner's model."""
-    inside = sum(
-        body.count * (body.forward_seconds + body.backward_seconds)
-        for body in survey.bodies
-    )
-    return survey.other_seconds + inside
+def unplanned_seconds(survey: Survey, problem: Problem) -> float:
+    """Seconds of the step as written, under the planner's model: all is kept."""
+    if not survey.bodies:
+        return survey.other_seconds
+    return evaluate(problem, baselines(problem)["keep all"]).seconds

@@ -331,10 +331,10 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
         "exposed_seconds": timeline.exposed_seconds if timeline else 0.0,
         "model_seconds": evaluation.seconds
         if evaluation
-        else unplanned_seconds(survey),
+        else unplanned_seconds(survey, problem),
         "bound_seconds": solution.bound_seconds
         if solution
-        else unplanned_seconds(survey),
+        else unplanned_seconds(survey, problem),
         "gap": solution.gap if solution else 0.0,
         "binding": solution.binding if solution else (),
         "seconds_per_gib": (solution.seconds_per_byte if solution else 0.0) * 2**30,

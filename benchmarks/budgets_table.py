@@ -70,7 +70,8 @@ what the step takes as it is written (compiled, state donated). *error* is compi
 predicted bytes: of the first program compiled, before anything was / of the plan's own
 program, just before it was compiled / of the same once the loop is over and the
 prediction corrected by all that was compiled, this program among it. *model* is the
-planner's step time, *simulated* the one read off the compiled schedule; a baseline is compared under the planner's model. *again* is the total of
+planner's step time, *simulated* the one read off the compiled schedule; a baseline is
+compared under the planner's model. *again* is the total of
 `target.compile(plan.apply(step), *plan.specs(*args))`, compiled apart from the loop in
 one cell of each series. Seconds are of the wall, on a machine that was doing other
 things too; CPU seconds count all threads and the compiler's children. v5p-8 steps are

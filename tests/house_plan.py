@@ -53,6 +53,7 @@ LAYERS = (
     ("_inspect", "_options", "_survey"),
     ("_trial", "_forecast"),
     ("_loop", "_describe", "_export"),
+    ("_certificate",),
     ("report",),
     ("_plan",),
     ("__init__",),

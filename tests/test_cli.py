@@ -133,6 +133,14 @@ def test_nothing_is_written_where_planning_fails(write, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["train.py"]
 
 
+def test_inspect_refuses_a_plan_for_another_target(write):
+    write(STEP)
+    assert run("plan", "train.py:make", "--target", "cpu", "-o", "p.json")[0] == 0
+    code, out, err = run("inspect", "train.py:make", "p.json", "--target", "h200")
+    assert (code, out) == (2, "")
+    assert "--target: got h200, and p.json was made for cpu" in err
+
+
 def test_inspect_plain_and_under_a_plan(write):
     write(STEP)
     code, out, _ = run("inspect", "train.py:make", "--target", "cpu", "--json")

@@ -64,7 +64,7 @@ def test_amounts_that_cannot_be(bad: object) -> None:
         parse_bytes(bad, "host_budget")
 
 
-@pytest.mark.parametrize("bad", [None, True, [16], b"16GiB"])
+@pytest.mark.parametrize("bad", [None, True, [16], b"16GiB", 1.5])
 def test_things_that_are_no_amount(bad: object) -> None:
     with pytest.raises(ArgumentError, match="Write bytes as an int"):
         parse_bytes(bad, "budget")

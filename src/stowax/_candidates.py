@@ -14,11 +14,8 @@ from typing import Any
 from . import _jax
 from ._cost_record import bytes_of
 from ._jaxpr import Program, is_float
-from ._stages import Body, Decision, Operation, Point, Value
+from ._stages import OFFLOAD_LEAST_BYTES, Body, Decision, Operation, Point, Value
 from ._trace import TracedStack, available
-
-OFFLOAD_LEAST_BYTES = 1 << 20
-"""Below this a copy's fixed cost dominates; assumed, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

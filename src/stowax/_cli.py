@@ -15,6 +15,7 @@ import os
 import pathlib
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -244,8 +245,16 @@ def inspect(
     with only_result_on_stdout():
         made = None if plan_path is None else stowax.load_plan(plan_path)
         step, args = load_step(where)
+        if made is not None and target not in (None, made.target):
+            raise ArgumentError(
+                "--target",
+                f"{target}, and {plan_path} was made for {made.target}",
+                "Leave --target out, or plan for it.",
+            )
         if made is not None:
-            jitted, args = made.apply(step), made.specs(*args)
+            with warnings.catch_warnings():  # that it does not fit is what we show
+                warnings.simplefilter("ignore", UserWarning)
+                jitted, args = made.apply(step), made.specs(*args)
             args = args if isinstance(args, tuple) else (args,)
             target = target or made.target
         else:

@@ -74,7 +74,8 @@ class Attempt:
 class Search:
     """The state of the loop for one budget; `run` gives the attempt to believe.
 
-    `as_written` says that the step may stay as it is, if it fits.
+    `as_written` says that the step may stay as it is, if it fits. `least` has the
+    decisions that were made for want of any others that fit.
     """
 
     survey: Survey
@@ -88,6 +89,7 @@ class Search:
     correction: int = 0
     link_share: float = 1.0
     solving_seconds: float = 0.0
+    least: set[Decisions] = dataclasses.field(default_factory=set)
     forecast: Forecast = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +119,14 @@ class Search:
 
     def _fits(self, attempt: Attempt) -> bool:
         return attempt.fits(self.budget, self.host_budget)
+
+    def bound_seconds(self, solution: Solution) -> float:
+        """The solver's bound for `solution`, by the link as it is known to be now."""
+        if self.link_share == 1.0:
+            return solution.bound_seconds
+        again = self._solve(self.problem())
+        found = again.outcome != "infeasible"
+        return again.bound_seconds if found else solution.bound_seconds
 
     def smallest_budget(self) -> int:
         """Device bytes below which no plan is known to fit.
@@ -163,7 +173,7 @@ class Search:
         return 1.3 if any(t.stack.separate for t in stacks) else 1.08
 
     def _compile_plain(self, *, donate: bool) -> Attempt:
-        self.say("compiling the step as it is")
+        self.say(f"compiling the step as it is{', its state donated' * donate}")
         measured = compile_and_read(
             self.survey,
             "as written",
@@ -186,9 +196,14 @@ class Search:
 
     # --- planned --------------------------------------------------------------------
 
-    def problem(self, budget: int | None = None) -> Problem:
-        """The planner's question as it stands after the corrections so far."""
-        problem = self.survey.problem(
+    def problem(
+        self, budget: int | None = None, survey: Survey | None = None
+    ) -> Problem:
+        """The planner's question as it stands after the corrections so far.
+
+        `survey` stands in for the search's own: the same step, other wishes.
+        """
+        problem = (survey or self.survey).problem(
             budget or self.budget, self.host_budget, self.correction
         )
         link = Link(
@@ -259,6 +274,7 @@ class Search:
         started = time.perf_counter()
         solution = smallest(self.problem(), time_limit_seconds=_SOLVING_SECONDS)
         self.solving_seconds += time.perf_counter() - started
+        self.least.add(solution.decisions)
         return solution
 
     def _settle(self) -> Solution:

@@ -9,6 +9,7 @@ import dataclasses
 import importlib.metadata
 import platform
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -16,13 +17,13 @@ import jax
 
 from . import _asked
 from ._apply import StackPlan, apply_decisions, attach_options
+from ._certificate import certify
 from ._describe import (
     baseline_records,
     decision_records,
     in_the_way,
     notes,
     stack_records,
-    unplanned_seconds,
 )
 from ._errors import ArgumentError, PlanMismatchError, StowaxError
 from ._loop import Attempt, Search
@@ -32,11 +33,11 @@ from ._plan_record import ArgumentRecord, PinPrice, PlanRecord, read_record
 from ._planner import solve
 from ._preferences import Preferences
 from ._rewrite import Options
-from ._stages import Outcome
 from ._survey import Survey, take_survey
 from ._target import target as find_target
 from ._trace import Step, trace_step
 from ._trial import check_offloads
+from ._units import format_bytes
 
 
 class Plan(PlanRecord):
@@ -65,6 +66,14 @@ class Plan(PlanRecord):
         state, metrics = step(state, batch)
         ```
         """
+        if not self.fits:
+            warnings.warn(
+                f"plan: it does not fit: its program needs "
+                f"{format_bytes(self.device_bytes)} of the device and "
+                f"{format_bytes(self.host_bytes)} of the host. The smallest budget "
+                f"that works is {format_bytes(self.smallest_budget)}.",
+                stacklevel=2,
+            )
         attached = jax.devices()[0]
         if not self.compile_only and attached.device_kind != self.device_kind:
             raise PlanMismatchError(
@@ -208,7 +217,9 @@ def plan(
     specs = _specs(machine, args)
     say(f"tracing {getattr(step, '__name__', 'the step')}")
     traced = trace_step(step, specs, options)
-    say(f"surveying {len(traced.stacks)} repeated bodies on {machine.name}")
+    found = len(traced.stacks)
+    bodies = "1 repeated body" if found == 1 else f"{found} repeated bodies"
+    say(f"surveying {bodies} on {machine.name}")
     free = take_survey(step, specs, traced, machine, options)
     survey = free.narrowed(preferences.allow)
     preferences.check_matched()
@@ -310,17 +321,13 @@ def _versions() -> dict[str, str]:
 
 def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
     """The fields that come out of the loop."""
-    measured, solution, evaluation = best.measured, best.solution, best.evaluation
+    measured, evaluation = best.measured, best.evaluation
     fits = best.fits(search.budget, search.host_budget)
     timeline = measured.inspection.timeline if measured.inspection else None
-    if best.decisions is None:
-        outcome: Outcome = "unneeded" if fits else "infeasible"
-    else:
-        outcome = "infeasible" if not fits else _proven(solution)
-    problem = search.problem()
+    certificate = certify(search, best)
     return {
         "fits": fits,
-        "outcome": outcome,
+        "outcome": certificate.outcome,
         "device_bytes": measured.compiled_bytes,
         "host_bytes": measured.host_bytes,
         "predicted_device_bytes": search.forecast.expected(best.decisions)
@@ -329,19 +336,15 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
         "first_predicted_device_bytes": search.attempts[0].measured.predicted_bytes,
         "step_seconds": measured.step_seconds,
         "exposed_seconds": timeline.exposed_seconds if timeline else 0.0,
-        "model_seconds": evaluation.seconds
-        if evaluation
-        else unplanned_seconds(survey, problem),
-        "bound_seconds": solution.bound_seconds
-        if solution
-        else unplanned_seconds(survey, problem),
-        "gap": solution.gap if solution else 0.0,
-        "binding": solution.binding if solution else (),
-        "seconds_per_gib": (solution.seconds_per_byte if solution else 0.0) * 2**30,
+        "model_seconds": certificate.model_seconds,
+        "bound_seconds": certificate.bound_seconds,
+        "gap": certificate.gap,
+        "binding": certificate.binding,
+        "seconds_per_gib": certificate.seconds_per_byte * 2**30,
         "smallest_budget": search.smallest_budget(),
         "stacks": stack_records(survey, best.decisions, evaluation),
         "baselines": baseline_records(
-            search.forecast, problem, search.host_budget, search.budget
+            search.forecast, search.problem(), search.host_budget, search.budget
         ),
         "trials": tuple(a.measured.trial for a in search.attempts),
         "donate_argnums": survey.step.donate if best.donated else (),
@@ -351,10 +354,6 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
         "solving_seconds": search.solving_seconds,
         "in_the_way": () if fits else in_the_way(survey),
     }
-
-
-def _proven(solution: Any) -> Outcome:
-    return "feasible" if solution.outcome == "feasible" else "optimal"
 
 
 def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
@@ -379,7 +378,7 @@ def _pin_prices(
     prices = []
     for pattern, decision in preferences.patterns():
         others = free.narrowed(preferences.without(pattern, decision).allow)
-        problem = others.problem(search.budget, search.host_budget, search.correction)
+        problem = search.problem(survey=others)
         matched = preferences.count(pattern, decision)
         prices.append(
             PinPrice(

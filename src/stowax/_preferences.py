@@ -28,7 +28,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 from ._errors import ArgumentError
-from ._stages import DECISIONS, Decision, Value
+from ._stages import DECISIONS, OFFLOAD_LEAST_BYTES, Decision, Value
 
 _MOST_NEAR_NAMES = 5
 
@@ -103,17 +103,9 @@ class Preferences:
         return frozenset({pin.decision})
 
     def matched(self, value: Value) -> str | None:
-        """The pattern of the pin that decides for `value`.
-
-        Without a pin, the text of what forbids one of its decisions; else `None`.
-        """
-        if value.available:
-            return None
-        pin = self._pin_of(value)
-        if pin is not None:
-            return pin.pattern
-        met = [r.text for r in self._rules if not r.pinned and r.matches(value)]
-        return met[-1] if met else None
+        """The pattern of the pin that decides for `value`, if one does."""
+        pin = None if value.available else self._pin_of(value)
+        return None if pin is None else pin.pattern
 
     def patterns(self) -> tuple[tuple[str, Decision], ...]:
         """The pins, in the order given: pattern and decision."""
@@ -208,8 +200,10 @@ _WHY = {
     "recompute input": "it enters the layer from the one before, so it cannot be "
     "computed again inside of it",
     "effects": "running its operation again would be noticed (printing, a callback)",
-    "offload": "it is too small, is no floating-point matrix, or the target has no "
-    "host memory, so it cannot be offloaded",
+    "small": "it is smaller than 1 MiB on a device, where a copy costs more than its "
+    "bytes say, so it is not offloaded",
+    "kind": "it is no floating-point array of two axes or more, so it is not offloaded",
+    "host": "the target has no host memory of its own, so nothing is offloaded",
     "keep": "it depends on constants alone and is computed again wherever it is read, "
     "so it is never kept",
 }
@@ -222,7 +216,7 @@ def _impossible(pin: _Rule, met: Sequence[Value]) -> ArgumentError:
     elif pin.decision == "recompute":
         why = _WHY["recompute input" if largest.operation is None else "effects"]
     else:
-        why = _WHY["offload"]
+        why = _WHY[_not_offloaded(largest)]
     others = f" and {len(met) - 1} more" if len(met) > 1 else ""
     possible = " or ".join(repr(d) for d in DECISIONS if d in largest.allowed)
     return ArgumentError(
@@ -230,6 +224,13 @@ def _impossible(pin: _Rule, met: Sequence[Value]) -> ArgumentError:
         f"{pin.decision!r}, which is impossible for {_called(largest)}{others}: {why}",
         f"Pin it to {possible}, or leave the pin out.",
     )
+
+
+def _not_offloaded(value: Value) -> str:
+    """Which of the reasons of `_candidates` holds for a value."""
+    if len(value.shape) < 2 or "float" not in value.dtype:
+        return "kind"
+    return "small" if value.bytes < OFFLOAD_LEAST_BYTES else "host"
 
 
 def _unmatched(rule: _Rule, seen: Sequence[str]) -> ArgumentError:

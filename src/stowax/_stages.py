@@ -15,6 +15,9 @@ Outcome = Literal["unneeded", "optimal", "feasible", "infeasible"]
 
 DECISIONS: tuple[Decision, ...] = ("keep", "offload", "recompute")
 
+OFFLOAD_LEAST_BYTES = 1 << 20
+"""Below this a copy's fixed cost dominates; assumed, not measured."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Value:

@@ -150,6 +150,14 @@ def _check_traced(jaxpr: Any, rewriter: Rewriter, differentiated: bool) -> None:
             "step: it returns no array, so nothing that it computes is used. Return "
             "the new state and the loss."
         )
+    if _backward_is_dead(jaxpr):
+        raise StepError(
+            "step: its gradients reach none of its outputs, so the compiler would "
+            "leave out the backward pass, and nothing would be learned. Return the new "
+            "parameters and optimizer state. A model that is updated in place inside "
+            "(an nnx.Module, say) is not returned: split it into arrays before the "
+            "step (nnx.split), merge it inside, and return the new arrays."
+        )
     if not differentiated:
         names = ", ".join(sorted(set(rewriter.calls.values())))
         raise StepError(
@@ -157,6 +165,25 @@ def _check_traced(jaxpr: Any, rewriter: Rewriter, differentiated: bool) -> None:
             "it. Move the mark to the function that jax.value_and_grad or jax.grad is "
             "applied to."
         )
+
+
+def _backward_is_dead(jaxpr: Any) -> bool:
+    """Whether there is a backward pass, and no output needs any of it.
+
+    JAX writes `transpose(` into the name stack of what a backward pass does.
+    """
+    opened = _jax.open_jaxpr(jaxpr)
+    needed = {v for v in opened.outvars if not isinstance(v, _jax.Literal)}
+    found = False
+    for equation in reversed(opened.eqns):
+        backward = "transpose(" in _jax.name_stack(equation)
+        if _jax.has_effects(equation) or not needed.isdisjoint(equation.outvars):
+            if backward:
+                return False
+            inputs = (v for v in equation.invars if not isinstance(v, _jax.Literal))
+            needed.update(inputs)
+        found |= backward
+    return found
 
 
 def _in_other_words(error: Exception) -> Exception:

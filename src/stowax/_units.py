@@ -30,7 +30,10 @@ def parse_bytes(quantity: Any, argument: str) -> int:
     17179869184
     """
     instead = "Write bytes as an int, or text such as '16GiB'."
-    if isinstance(quantity, bool) or not isinstance(quantity, int | float | str):
+    # Parts of a byte: more likely a number of GiB.
+    broken = isinstance(quantity, float) and quantity % 1 > 0
+    known = isinstance(quantity, int | float | str) and not isinstance(quantity, bool)
+    if broken or not known:
         raise ArgumentError(argument, f"{quantity!r}", instead)
     if isinstance(quantity, str):
         match = _QUANTITY.fullmatch(quantity)

@@ -70,6 +70,7 @@ DECISIONS = (
         "recompute",
         448,
         source="/home/me/train/model.py:52",
+        reason="2.0 ms to compute again; neither memory nor the link has room",
         value=3,
     ),
 )

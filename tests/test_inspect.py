@@ -172,6 +172,15 @@ def test_an_inspection_is_json():
     assert record["timeline"]["step_seconds"] == found.timeline.step_seconds
 
 
+def test_an_inspection_is_one_line_in_a_notebook():
+    found = inspect(compiled("streamed", "h200"))
+    assert found.timeline.intervals
+    assert len(repr(found)) < 200
+    assert repr(found).startswith("<Inspection of jit_")
+    assert "on h200: device" in repr(found)
+    assert "2 transfers, 2 hazards" in repr(found)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

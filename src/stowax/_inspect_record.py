@@ -9,6 +9,7 @@ from typing import Any
 
 from ._program_record import Transfer
 from ._timeline import Timeline
+from ._units import format_bytes
 
 INSPECTION_VERSION = 1
 
@@ -59,7 +60,7 @@ class Hazard:
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Inspection:
     """What a compiled program really does on one device.
 
@@ -75,6 +76,17 @@ class Inspection:
     hazards: tuple[Hazard, ...]
     timeline: Timeline
     flops: float
+
+    def __repr__(self) -> str:
+        """One line: the timeline alone would fill pages of a notebook."""
+        memory = ", ".join(
+            f"{kind} {format_bytes(getattr(self.memory, kind).total)}"
+            for kind in ("device", "host")
+        )
+        return (
+            f"<{type(self).__name__} of {self.program} on {self.target}: {memory}, "
+            f"{len(self.transfers)} transfers, {len(self.hazards)} hazards>"
+        )
 
     def to_json(self) -> str:
         """The inspection as JSON text, totals included; `version` says which form.

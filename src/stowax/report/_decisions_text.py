@@ -7,6 +7,7 @@ totals.
 
 import collections
 import dataclasses
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -16,6 +17,22 @@ from ._layout import count_of, cut, lines_of, short_source, table
 
 _LEAST_GROUPS = 3  # shown per stack, however little room there is: one per decision
 _WIDE = 110  # from here on a decision and its reason share a line
+
+# What `_describe` writes into a record, where a person needs other words.
+_WORDS = re.compile(r"\w+")
+_AGAIN = "computing it again would take"
+_FREES = re.compile(r"costs (.+) a layer and frees (.+)")
+_FILLS = re.compile(r"fills (\d+) % of the forward window")
+_VIEWS = frozenset(
+    (
+        "broadcast_in_dim",
+        "convert_element_type",
+        "expand_dims",
+        "reshape",
+        "squeeze",
+        "transpose",
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +97,26 @@ def _stack_header(title: str, stack: StackRecord | None, width: int) -> list[str
     forward, backward = stack.forward_window_used, stack.backward_window_used
     times = (
         f"forward {format_seconds(stack.forward_seconds)} a layer"
-        + (f" (copies fill {forward:.0%})" if forward else "")
+        + (f" ({_filled(forward)})" if forward else "")
         + f", backward {format_seconds(stack.backward_seconds)}"
-        + (f" ({backward:.0%})" if backward else "")
+        + (f" ({_filled(backward)})" if backward else "")
     )
     head = f"{title}: {count_of(stack.count, 'layer')} ({kind})"
     if len(head) + len(times) + 2 <= width:
         return [f"{head}; {times}"]
-    return [*lines_of(head, width), *lines_of(f"  {times}", width)]
+    wrapped = textwrap.wrap(times, width, initial_indent="  ", subsequent_indent="    ")
+    return [*lines_of(head, width), *wrapped]
+
+
+def _filled(window_used: float) -> str:
+    """How much of a layer's time its copies take; over 100 % nobody reads as that."""
+    if window_used < 1.005:
+        return f"copies fill {window_used:.0%}"
+    return f"copies take {_times(window_used)} × a layer's time"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
 
 
 def _stack_groups(values: Sequence[DecisionRecord], room: int, width: int) -> list[str]:
@@ -174,7 +203,7 @@ def _group(alike: Sequence[DecisionRecord]) -> _Group:
     named = largest.name
     if source and source not in named:
         named = f"{named} ({source})"
-    reason = largest.reason
+    reason = _reason(alike, largest)
     if largest.pinned is not None:
         reason = f"pinned by {largest.pinned!r}" + (f"; {reason}" if reason else "")
     return _Group(
@@ -184,6 +213,34 @@ def _group(alike: Sequence[DecisionRecord]) -> _Group:
         bytes=sum(value.count * value.bytes for value in alike),
         reason=reason,
     )
+
+
+def _reason(alike: Sequence[DecisionRecord], largest: DecisionRecord) -> str:
+    """The reason of a group: of each value where all say the same, or of the largest.
+
+    Sizes in the table are of all layers; what a reason says is of one value in one.
+    """
+    maker = _WORDS.match(largest.name)
+    kept = largest.decision == "keep" and largest.reason.startswith(_AGAIN)
+    if kept and maker and maker[0] in _VIEWS:
+        # It costs nothing to make: what is spared is the value that it comes from.
+        what = "a conversion" if maker[0] == "convert_element_type" else "a view"
+        return (
+            f"{what}: stands in for the value behind it, which would have to be kept "
+            "or computed again"
+        )
+    text = _FREES.sub(r"costs \1, frees \2 a layer", largest.reason)
+    text = text.replace("next to nothing a layer", "next to nothing")
+    text = _FILLS.sub(_overfilled, text)
+    if len(alike) == 1 or not text:
+        return text
+    same = all((v.reason, v.bytes) == (largest.reason, largest.bytes) for v in alike)
+    return f"{'each' if same else 'largest'}: {text}"
+
+
+def _overfilled(found: re.Match[str]) -> str:
+    ratio = float(found[1]) / 100
+    return found[0] if ratio <= 1 else f"takes {_times(ratio)} × the forward window"
 
 
 def _fold(

@@ -25,6 +25,7 @@ from ._layout import (
 _MOST_TRANSFERS = 5  # groups per direction
 _MOST_HAZARDS = 4  # of one kind
 _MOST_UNPRICED = 4
+_ALL_COLUMNS = 80  # narrower, the memory table stands on its side
 
 _DIRECTIONS: Mapping[str, str] = {
     "device-to-host": "to host",
@@ -73,8 +74,10 @@ def _memory(inspection: Inspection, width: int) -> list[str]:
     memory = inspection.memory
     rows = [_memory_row("device", memory.device), _memory_row("host", memory.host)]
     headers = ("per device", "arguments", "outputs", "donated", "temporary", "total")
+    if width < _ALL_COLUMNS:
+        headers, *rows = zip(headers, *rows, strict=True)  # one line per figure
     sides: tuple[Align, ...] = ("left", "right", "right", "right", "right", "right")
-    return lines_of(table(headers, rows, sides), width)
+    return lines_of(table(headers, rows, sides[: len(headers)]), width)
 
 
 def _memory_row(kind: str, use: MemoryUse) -> tuple[str, ...]:

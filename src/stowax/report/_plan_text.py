@@ -5,17 +5,22 @@ are opinions, so they stand in rows of their own: the hand-written policies are
 predictions and are compared with this plan's prediction, never with its compiled row.
 """
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 
-from .._plan_record import DecisionRecord, PlanRecord
+from .._plan_record import Baseline, DecisionRecord, PlanRecord
 from .._units import format_bytes, format_seconds
 from ._decisions_text import decision_lines, stack_titles
-from ._layout import count_of, cut, facts, lines_of, table, text_width
+from ._layout import Align, count_of, cut, facts, lines_of, table, text_width
 
 SCREEN = 40
 """Lines of a plan, where the number of stacks lets it: one screen."""
 
 _MOST_BASELINES = 9  # two fewer for every stack: together they share a screen
+_ALL_COLUMNS = 80  # narrower, a column fewer is better than figures cut short
+_LONGEST_NAME = 20  # of a policy, where the table has no room to spare
+_HOST_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+_WORTH_SAYING = 1e-4  # of the step's time: less than 0.01 % prints as nothing
 
 
 def plan_text(record: PlanRecord, width: int | None = None) -> str:
@@ -52,8 +57,10 @@ def _headline(record: PlanRecord, width: int) -> list[str]:
             f"{_OUTCOMES[record.outcome]}."
         )
     elif record.outcome == "infeasible":
+        limited = record.pins or any(b.fits for b in record.baselines)
+        allowed = " that the pins and forbids allow" if limited else ""
         verdict = (
-            f"DOES NOT FIT {budget} per device, nor does anything else; "
+            f"DOES NOT FIT {budget} per device, nor does anything else{allowed}; "
             "the decisions below need the least."
         )
     else:
@@ -78,14 +85,24 @@ def _against_baselines(record: PlanRecord) -> str:
     if not fitting:
         return "No hand-written policy fits this budget."
     best = min(fitting, key=lambda b: b.seconds)
-    change = 1 - record.model_seconds / best.seconds
+    change = best.seconds / record.model_seconds - 1  # as in the table
     if abs(change) < 0.0005:
         return f"As fast as '{best.name}', the fastest hand-written policy that fits."
-    faster = "faster" if change > 0 else "slower"
+    longer = "longer" if change > 0 else "less time"
     return (
-        f"Step predicted {abs(change):.1%} {faster} than '{best.name}', the fastest "
-        "hand-written policy that fits."
+        f"'{best.name}', the fastest hand-written policy that fits, is predicted to "
+        f"take {abs(change):.1%} {longer}."
     )
+
+
+_COLUMNS: tuple[tuple[str, Align], ...] = (
+    ("  per device", "left"),
+    ("device", "right"),
+    ("host", "right"),
+    ("step time", "right"),
+    ("vs predicted", "right"),
+    ("fits", "left"),
+)
 
 
 def _comparison(record: PlanRecord, width: int) -> list[str]:
@@ -110,28 +127,44 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
         ),
     ]
     ordered = sorted(record.baselines, key=lambda b: (not b.fits, b.seconds))
+    if record.outcome == "unneeded":
+        ordered = []  # their "keep all" stores more than the step as it is written
     most = max(3, _MOST_BASELINES - 2 * len(record.stacks))
-    for baseline in ordered[:most]:
-        change = f"{baseline.seconds / model - 1:+.1%}" if model else ""
-        rows.append(
-            (
-                f"  {cut(baseline.name, width // 3)}",
-                _size(baseline.device_bytes),
-                _size(baseline.host_bytes),
-                _time(baseline.seconds),
-                change,
-                _yes(baseline.fits),
-            )
-        )
+    rows += [_baseline_row(b, model, width) for b in ordered[:most]]
+    left_out = set() if ordered else {"vs predicted"}
+    if width < _ALL_COLUMNS:
+        left_out |= {"host", "vs predicted"}
+    shown = [n for n, (header, _) in enumerate(_COLUMNS) if header not in left_out]
     drawn = table(
-        ("  per device", "device", "host", "step time", "vs plan", "fits"),
-        rows,
-        ("left", "right", "right", "right", "right", "left"),
+        [_COLUMNS[n][0] for n in shown],
+        [[row[n] for n in shown] for row in rows],
+        [_COLUMNS[n][1] for n in shown],
     )
     lines = lines_of(drawn, width)
     if (more := len(ordered) - most) > 0:
         lines.append(f"  and {count_of(more, 'policy')} slower or larger")
+    if record.step_seconds and model:
+        others = "all others" if ordered else "predicted"
+        lines += textwrap.wrap(
+            f"step time: compiled is simulated from XLA's schedule, {others} the "
+            "model's",
+            width,
+            initial_indent="  ",
+            subsequent_indent="  ",
+        )
     return lines
+
+
+def _baseline_row(baseline: Baseline, model: float, width: int) -> tuple[str, ...]:
+    change = f"{baseline.seconds / model - 1:+.1%}" if model else ""
+    return (
+        f"  {cut(baseline.name, max(_LONGEST_NAME, width // 4))}",
+        _size(baseline.device_bytes),
+        _size(baseline.host_bytes),
+        _time(baseline.seconds),
+        change,
+        _yes(baseline.fits),
+    )
 
 
 def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
@@ -145,10 +178,9 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
         pairs.append(("bound", _bound(record)))
         if record.binding:
             pairs.append(("limited by", _binding(record)))
-        elif record.device_bytes < 0.9 * record.budget_bytes:
+        elif _left_by_choice(record):
             pairs.append(("left free", _left_free(record)))
-        if record.seconds_per_gib > 0:
-            pairs.append(_more_memory(record))
+        pairs += _more_memory(record)
         if record.smallest_budget:
             pairs.append(("at least", _smallest(record)))
     for pin in record.pins:
@@ -163,7 +195,7 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
         )
     if record.unpriced:
         pairs.append(("not priced", _listed(record.unpriced, 6)))
-    pairs += [("note", note) for note in record.notes]
+    pairs += [("note", note) for note in record.notes if _concerns(note, record)]
     if record.donate_argnums:
         numbers = ", ".join(str(number) for number in record.donate_argnums)
         noun = "argument" if len(record.donate_argnums) == 1 else "arguments"
@@ -185,7 +217,10 @@ def _step_time(record: PlanRecord) -> str:
 
 def _bound(record: PlanRecord) -> str:
     bound = format_seconds(record.bound_seconds)
-    return f"no plan is faster than {bound} under the model; gap {record.gap:.2%}"
+    model = format_seconds(record.model_seconds)
+    return (
+        f"no plan is predicted below {bound} (this one: {model}; gap {record.gap:.2%})"
+    )
 
 
 def _binding(record: PlanRecord) -> str:
@@ -195,16 +230,31 @@ def _binding(record: PlanRecord) -> str:
     return text
 
 
+def _left_by_choice(record: PlanRecord) -> bool:
+    """Whether the plan could store more, and is proven to be better off without."""
+    return (
+        record.outcome == "optimal"
+        and record.device_bytes < 0.9 * record.budget_bytes
+        and any(d.decision != "keep" for d in record.decisions)
+    )
+
+
 def _left_free(record: PlanRecord) -> str:
     free = format_bytes(record.budget_bytes - record.device_bytes)
     return f"{free}: storing more would take longer than computing it again"
 
 
-def _more_memory(record: PlanRecord) -> tuple[str, str]:
+def _more_memory(record: PlanRecord) -> Iterable[tuple[str, str]]:
     """What one more unit buys: one that is small beside the budget, as prices are."""
     of_gib, unit = (1, "GiB") if record.budget_bytes >= 4 * 2**30 else (2**10, "MiB")
-    buys = format_seconds(record.seconds_per_gib / of_gib)
-    return f"1 {unit} more", f"would save about {buys} of each step"
+    saved = record.seconds_per_gib / of_gib
+    if saved > 0 and saved >= _WORTH_SAYING * record.model_seconds:
+        yield f"1 {unit} more", f"would save about {format_seconds(saved)} of each step"
+
+
+def _concerns(note: str, record: PlanRecord) -> bool:
+    """A limit on pinned host memory is nothing to a plan that puts nothing there."""
+    return record.host_bytes > 0 or _HOST_LIMIT not in note
 
 
 def _smallest(record: PlanRecord) -> str:

@@ -253,12 +253,13 @@ def test_a_kept_view_stands_in_for_what_it_is_a_view_of(name, what):
         decision("mul", "recompute", 8, value=1),
     )
     text = plan_text(dataclasses.replace(PLAN, decisions=values), 160)
-    stands_in = (
-        "stands in for the value behind it, which would have to be kept or computed "
-        "again"
-    )
-    expected = f"{what}: {stands_in}" if what else reason.removesuffix(" a layer")
+    behind = "without it, the value behind it is kept or computed again"
+    expected = f"{what}: {behind}" if what else reason.removesuffix(" a layer")
     assert f"{name} {expected} recompute" in " ".join(text.split())
+    # What takes time to make is kept for that.
+    slow = dataclasses.replace(values[0], reason="computing it again would take 1 s")
+    text = plan_text(dataclasses.replace(PLAN, decisions=(slow, values[1])), 160)
+    assert f"{name}  computing it again would take 1 s\n" in text
 
 
 def test_copies_that_take_longer_than_a_layer_are_no_percentage():

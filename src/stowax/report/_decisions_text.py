@@ -20,7 +20,7 @@ _WIDE = 110  # from here on a decision and its reason share a line
 
 # What `_describe` writes into a record, where a person needs other words.
 _WORDS = re.compile(r"\w+")
-_AGAIN = "computing it again would take"
+_FREE = "computing it again would take next to nothing"
 _FREES = re.compile(r"costs (.+) a layer and frees (.+)")
 _FILLS = re.compile(r"fills (\d+) % of the forward window")
 _VIEWS = frozenset(
@@ -221,14 +221,11 @@ def _reason(alike: Sequence[DecisionRecord], largest: DecisionRecord) -> str:
     Sizes in the table are of all layers; what a reason says is of one value in one.
     """
     maker = _WORDS.match(largest.name)
-    kept = largest.decision == "keep" and largest.reason.startswith(_AGAIN)
-    if kept and maker and maker[0] in _VIEWS:
+    free = largest.decision == "keep" and largest.reason.startswith(_FREE)
+    if free and maker and maker[0] in _VIEWS:
         # It costs nothing to make: what is spared is the value that it comes from.
         what = "a conversion" if maker[0] == "convert_element_type" else "a view"
-        return (
-            f"{what}: stands in for the value behind it, which would have to be kept "
-            "or computed again"
-        )
+        return f"{what}: without it, the value behind it is kept or computed again"
     text = _FREES.sub(r"costs \1, frees \2 a layer", largest.reason)
     text = text.replace("next to nothing a layer", "next to nothing")
     text = _FILLS.sub(_overfilled, text)

@@ -8,6 +8,7 @@ LAYERS = (
     ("_figures", "_gpu_targets", "_hardware", "_hlo_proto", "_jax", "_mark", "_stages"),
     ("_plan_record", "_program_record", "_timeline", "_lowered", "_cost_record"),
     ("_inspect_record", "_mlir"),
+    ("report",),
     # Reading the step, and evaluating it with its repeated layers as stacks.
     (
         "_calls",
@@ -54,7 +55,6 @@ LAYERS = (
     ("_trial", "_forecast"),
     ("_loop", "_describe", "_export"),
     ("_certificate",),
-    ("report",),
     ("_plan",),
     ("__init__",),
     ("integrations", "_cli", "_demo", "_user_file"),

@@ -24,6 +24,7 @@ from stowax._errors import ArgumentError
 from stowax._hazards import HAZARD_KINDS
 from stowax._inspect import inspect
 from stowax._program import transfers_named
+from stowax.report import inspection_text
 
 TARGETS = ("v5e-4", "h200")
 
@@ -179,6 +180,7 @@ def test_an_inspection_is_one_line_in_a_notebook():
     assert repr(found).startswith("<Inspection of jit_")
     assert "on h200: device" in repr(found)
     assert "2 transfers, 2 hazards" in repr(found)
+    assert str(found) == inspection_text(found)  # and all of it where it is printed
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,28 @@ from typing import Any
 
 import jax
 
+from . import _inspect_record
 from ._compiled import CompiledProgram
 from ._errors import ArgumentError
 from ._hardware import CHIPS, chip_of_kind
 from ._hazards import find_hazards
-from ._inspect_record import Inspection, Memory, MemoryUse
+from ._inspect_record import Memory, MemoryUse
 from ._machine import Target, make_target
 from ._program import read_program
 from ._program_record import Program
 from ._simulate import simulate
 from ._target import target as target_of_name
+
+
+class Inspection(_inspect_record.Inspection):
+    """What `stowax.inspect` found; `print` shows what the command line does."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        from .report import inspection_text
+
+        return inspection_text(self)
 
 
 def inspect(

@@ -73,7 +73,7 @@ def _headline(record: PlanRecord, width: int) -> list[str]:
 
 _OUTCOMES = {
     "optimal": "optimal under the model",
-    "feasible": "the best plan found in the time there was",
+    "feasible": "the best of what was tried",
     "infeasible": "although the model said that nothing fits",
 }
 

@@ -162,10 +162,6 @@ def optimised(state, x):
     return (optax.apply_updates(params, updates), inner), value
 
 
-def loss_alone(params, x):
-    return jax.value_and_grad(mean_square)(params, x)[0]
-
-
 def bfloat16():
     return jax.tree.map(lambda s: spec(*s.shape, dtype=jnp.bfloat16), (PARAMS, X))
 
@@ -195,7 +191,6 @@ STEPS = {
     "named tuple": (of_a_record, Named(PARAMS, spec(dtype=jnp.int32)), X, spec()),
     "dataclass": (of_a_record, Record(PARAMS, spec(dtype=jnp.int32)), X, spec()),
     "optax": (optimised, (PARAMS, jax.eval_shape(OPTIMISER.init, PARAMS)), X),
-    "loss alone": (loss_alone, PARAMS, X),
     "bfloat16": (step_of(mean_square), *bfloat16()),
     "partial": (functools.partial(lambda c, p, x: optimised_by(c, p, x), 3), PARAMS, X),
     "two unrolled layers": (step_of(mean_square), weights(2, WIDTH, True), X),

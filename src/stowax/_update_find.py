@@ -1,0 +1,347 @@
+"""Finding what a training step does to each leaf of its state element by element.
+
+Optimizer state in host memory costs no device memory only if it passes through the
+device in blocks. A step written with whole arrays can be run in blocks wherever it
+works element by element: `stream_update` finds those parts in the step's own jaxpr,
+whatever optimizer wrote them, and says why where it cannot. `_update_run` runs them.
+
+How. From each host leaf, follow the values that are made of it element by element, with
+arrays of its shape and with scalars: moments, bias correction, the update, the new
+parameter. All such equations that share arrays form a *group*: one loop over blocks,
+which reads each leaf once and writes it once. A value that anything else needs (a norm,
+a product) comes out of the loop as a whole array on the device; what is made from it
+again element by element forms a group of the next *level*, in a loop after it. So
+between two equations of a group there is never a way around through the outside.
+
+Equations that lead up to a group (the gradient times the clip factor) are run inside of
+it where that needs no more arrays than it saves: outside, their results would be whole
+arrays. Scalars are computed outside, once.
+
+A leaf that is needed whole (matrix functions, row statistics, another shape) is copied
+in, worked on and copied out by loops of its own, one leaf after the other.
+"""
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from . import _jax
+from ._jaxpr import Node, Program
+from ._update_blocks import BlockSize, Cut, cut_leaf
+from ._update_inline import ELEMENTWISE, inline_update
+from ._update_record import Group, Leaf, Streamed, in_order
+
+
+def stream_update(
+    jaxpr: Any,
+    host_inputs: Mapping[int, int],
+    *,
+    per_device: Mapping[int, Sequence[int]] | None = None,
+    size: BlockSize | None = None,
+) -> Streamed:
+    """Finds how `jaxpr` can run with some of its inputs in host memory.
+
+    **Arguments:** `jaxpr` is a whole step's, traced with everything on the device.
+    `host_inputs` says of each input that is to live in host memory which output it
+    becomes (both flat positions). `per_device` has the shapes of one device's shards of
+    those that are spread over a mesh.
+    """
+    finder = _Finder(inline_update(jaxpr, host_inputs), per_device or {}, size)
+    return finder.find(dict(host_inputs))
+
+
+class _Finder:
+    """The state of one search; `program` is flat."""
+
+    def __init__(
+        self,
+        program: Program,
+        per_device: Mapping[int, Sequence[int]],
+        size: BlockSize | None,
+    ):
+        self.program, self.per_device = program, per_device
+        self.size = size or BlockSize()
+        wanted = [o for o in program.outputs if isinstance(o, int)]
+        self.live = program.closure(wanted, (), effects=True)
+        self.users: dict[int, list[int]] = collections.defaultdict(list)
+        for position in self.live:
+            for number in {i for i in program.nodes[position].inputs if i is not None}:
+                self.users[number].append(position)
+        self.leaves: dict[int, Cut] = {}
+        self.host_inputs: dict[int, int] = {}
+        self.on_device: dict[int, int] = {}  # value -> first output on the device
+        self.member: dict[int, int] = {}
+        self.level: list[int] = []
+
+    def find(self, host_inputs: dict[int, int]) -> Streamed:
+        """The search, step by step."""
+        cuts = {i: self._cut([i]) for i in host_inputs}
+        self.leaves = {i: cut for i, cut in cuts.items() if isinstance(cut, Cut)}
+        self.host_inputs = {i: o for i, o in host_inputs.items() if i in self.leaves}
+        hosted = set(self.host_inputs.values())
+        for position, number in enumerate(self.program.outputs):
+            if isinstance(number, int) and position not in hosted:
+                self.on_device.setdefault(number, position)
+        self._find_members()
+        groups = [self._group(part) for part in self._components()]
+        elementwise = [group for group in groups if group is not None]
+        groups = [*elementwise, *self._whole(elementwise)]
+        return Streamed(
+            program=self.program,
+            schedule=tuple(in_order(self.program, self._plain(groups), groups)),
+            leaves=tuple(
+                self._report(i, o, cuts[i], groups) for i, o in host_inputs.items()
+            ),
+            host_outputs={o: i for i, o in self.host_inputs.items()},
+        )
+
+    def _shape(self, number: int) -> tuple[int, ...]:
+        return tuple(self.program.avals[number].shape)
+
+    def _bytes(self, number: int) -> int:
+        aval = self.program.avals[number]
+        return aval.size * aval.dtype.itemsize
+
+    def _cut(self, numbers: Sequence[int]) -> Cut | str:
+        """One cut for arrays of one shape, of which those in host memory come first."""
+        shape = self._shape(numbers[0])
+        shards = [self.per_device.get(i, shape) for i in numbers]
+        sizes = [self.program.avals[i].dtype.itemsize for i in numbers]
+        smallest = tuple(min(column) for column in zip(*shards, strict=True))
+        return cut_leaf(shape, smallest, sizes, self.size)
+
+    def _elementwise(self, node: Node) -> bool:
+        """Whether every output element is made of the inputs' elements in its place."""
+        shapes = {self._shape(o) for o in node.outputs}
+        name = node.equation.primitive.name
+        if len(shapes) != 1 or () in shapes or _jax.has_effects(node.equation):
+            return False
+        if name == "broadcast_in_dim":
+            return len(node.inputs) == 1  # no sizes that are data
+        if name not in ELEMENTWISE:
+            return False
+        shapes.add(())
+        return all(self._shape(i) in shapes for i in node.inputs if i is not None)
+
+    def _find_members(self) -> None:
+        """Which nodes work on blocks, at which level, and the level of every value."""
+        streaming = set(self.leaves)
+        level = [0] * len(self.program.avals)
+        for position in self.live:
+            node = self.program.nodes[position]
+            inputs = [i for i in node.inputs if i is not None]
+            own = max((level[i] for i in inputs), default=0)
+            shape = self._shape(node.outputs[0]) if node.outputs else ()
+            joins = self._elementwise(node) and any(
+                i in streaming and self._shape(i) == shape for i in inputs
+            )
+            if joins:
+                self.member[position] = own
+                streaming.update(node.outputs)
+            else:
+                made = [level[i] for i in inputs if i in streaming - self.leaves.keys()]
+                own = max(own, 1 + max(made, default=-1))
+            for output in node.outputs:
+                level[output] = own
+        self.level = level
+
+    def _components(self) -> list[list[int]]:
+        """Members of one level that share arrays, each list in the program's order."""
+        parent = {position: position for position in self.member}
+
+        def root(position: int) -> int:
+            while parent[position] != position:
+                parent[position] = parent[parent[position]]
+                position = parent[position]
+            return position
+
+        seen: dict[tuple[int, int], int] = {}
+        for position, own in self.member.items():
+            node = self.program.nodes[position]
+            shape = self._shape(node.outputs[0])
+            for number in (*node.inputs, *node.outputs):
+                if number is not None and self._shape(number) == shape:
+                    first = seen.setdefault((number, own), position)
+                    parent[root(position)] = root(first)
+        parts: dict[int, list[int]] = collections.defaultdict(list)
+        for position in self.member:
+            parts[root(position)].append(position)
+        return list(parts.values())
+
+    def _group(self, part: Sequence[int]) -> Group | None:
+        """The loop for one component, or `None` if no host leaf is in it."""
+        program, leaves = self.program, self.leaves
+        shape = self._shape(program.nodes[part[0]].outputs[0])
+        nodes = self._with_lead_in(part)
+        made = {o for p in nodes for o in program.nodes[p].outputs}
+        inputs = self._inputs_of(nodes)
+        reads = [i for i in inputs if i in leaves and self._shape(i) == shape]
+        writes = [
+            (program.outputs[o], i)
+            for i, o in self.host_inputs.items()
+            if program.outputs[o] in made and self._shape(i) == shape
+        ]
+        if not reads and not writes:
+            return None
+        sliced = [i for i in inputs if self._shape(i) == shape and i not in leaves]
+        hosted = list(dict.fromkeys([*reads, *(i for _, i in writes)]))
+        cut = self._cut([*hosted, *sliced])
+        gives = [
+            number
+            for p in part
+            for number in program.nodes[p].outputs
+            if number in self.on_device or not set(nodes).issuperset(self.users[number])
+        ]
+        return Group(
+            cut=cut if isinstance(cut, Cut) else leaves[hosted[0]],
+            nodes=tuple(nodes),
+            reads=tuple(reads),
+            writes=tuple(writes),
+            sliced=tuple(sliced),
+            spread=tuple(i for i in inputs if self._shape(i) not in ((), shape)),
+            others=tuple(i for i in inputs if self._shape(i) == ()),
+            gives=tuple(self._places(gives, sliced, nodes)),
+        )
+
+    def _inputs_of(self, nodes: Sequence[int]) -> list[int]:
+        """What nodes read and do not make, in order of first use."""
+        made = {o for p in nodes for o in self.program.nodes[p].outputs}
+        read = [i for p in nodes for i in self.program.nodes[p].inputs]
+        return list(dict.fromkeys(i for i in read if i is not None and i not in made))
+
+    def _with_lead_in(self, part: Sequence[int]) -> list[int]:
+        """`part` and what leads up to it and had better run on blocks, too.
+
+        A whole array is saved wherever its maker can run inside, on arrays that are
+        there anyway (those of the loop, and inputs of the step), or on one in its
+        place. What others use as well exists anyhow: it is made a second time only if
+        that needs no other array.
+        """
+        mine = set(part)
+        own = self.member[part[0]]
+        shape = self._shape(self.program.nodes[part[0]].outputs[0])
+        while True:
+            inputs = set(self._inputs_of(sorted(mine)))
+            for number in sorted(inputs, reverse=True):
+                position = self.program.maker.get(number)
+                if position is None or position in self.member:
+                    continue
+                node = self.program.nodes[position]
+                if self._shape(number) != shape or self.level[number] > own:
+                    continue
+                if self._elementwise(node) and self._worth(number, node, mine, inputs):
+                    mine.add(position)
+                    break
+            else:
+                return sorted(mine)
+
+    def _worth(self, number: int, node: Node, mine: set[int], inputs: set[int]) -> bool:
+        """Whether making `number` inside needs no more arrays than it saves."""
+        new = sum(
+            self._bytes(i)
+            for i in {i for i in node.inputs if i is not None}
+            if self._shape(i) == self._shape(number)
+            and i not in inputs
+            and i >= self.program.input_count
+        )
+        alone = mine.issuperset(self.users[number]) and number not in self.on_device
+        return new <= self._bytes(number) if alone else new == 0
+
+    def _places(
+        self, gives: Sequence[int], sliced: Sequence[int], nodes: Sequence[int]
+    ) -> list[tuple[int, int | None]]:
+        """For each given array the one in whose memory it is written.
+
+        Results of the step take inputs of the step, in the order in which `jax.jit`
+        pairs donated arguments with results; others take what nobody needs afterwards.
+        """
+        count, mine = self.program.input_count, set(nodes)
+        donated = sorted(i for i in sliced if i < count)
+        spent = [i for i in sliced if i >= count and mine.issuperset(self.users[i])]
+        spent = [
+            i for i in spent if i in self.program.maker and i not in self.on_device
+        ]
+        places = []
+        last = len(self.program.outputs)
+        for number in sorted(gives, key=lambda n: self.on_device.get(n, last)):
+            pool = donated if number in self.on_device else spent
+            kind = self.program.avals[number].dtype
+            fit = [i for i in pool if self.program.avals[i].dtype == kind]
+            places.append((number, fit[0] if fit else None))
+            if fit:
+                pool.remove(fit[0])
+        return places
+
+    def _whole(self, groups: Sequence[Group]) -> list[Group]:
+        """Loops that only copy: leaves needed or made as whole arrays."""
+        written = {i for group in groups for _, i in group.writes}
+        rest = {
+            i: self.program.outputs[o]
+            for i, o in self.host_inputs.items()
+            if i not in written and self.program.outputs[o] != i
+        }
+        copies = [
+            self._copy(leaf, reads=(value,) if value in self.leaves else (), made=value)
+            for leaf, value in rest.items()
+        ]
+        needed = set(self.leaves) & self.on_device.keys()
+        needed.update(i for g in groups for i in g.spread if i in self.leaves)
+        for position in self._plain([*groups, *copies]):
+            needed.update(self.leaves.keys() & set(self.program.nodes[position].inputs))
+        return [*copies, *(self._copy(i, reads=(i,)) for i in sorted(needed))]
+
+    def _copy(self, leaf: int, *, reads: tuple[int, ...], made: Any = None) -> Group:
+        """A loop that fetches `reads`, or writes `made` to the leaf's host buffer."""
+        return Group(
+            cut=self.leaves[leaf],
+            nodes=(),
+            reads=reads,
+            writes=() if made is None else ((made, leaf),),
+            sliced=() if reads else (made,),
+            spread=(),
+            others=(),
+            gives=((leaf, None),) if made is None else (),
+        )
+
+    def _plain(self, groups: Sequence[Group]) -> list[int]:
+        """Positions of the nodes that run outside of all loops."""
+        given = {number for group in groups for number, _ in group.gives}
+        wanted = [*self.on_device]
+        wanted += [i for g in groups for i in (*g.sliced, *g.spread, *g.others)]
+        count = self.program.input_count + self.program.const_count
+        at_hand = {*given, *range(count)}
+        return self.program.closure(wanted, at_hand, effects=True)
+
+    def _report(
+        self, leaf: int, output: int, cut: Cut | str, groups: Sequence[Group]
+    ) -> Leaf:
+        aval = self.program.avals[leaf]
+        way, reason, block = "device", str(cut), None
+        if isinstance(cut, Cut):
+            mine = [
+                g for g in groups if leaf in g.reads or leaf in dict(g.writes).values()
+            ]
+            block = mine[0].cut.block if mine else cut.block
+            copies = [g for g in mine if not g.nodes]
+            way, reason = ("whole", self._why(leaf)) if copies else ("streamed", "")
+        return Leaf(
+            input=leaf,
+            output=output,
+            shape=self._shape(leaf),
+            dtype=str(aval.dtype),
+            way=way,
+            reason=reason,
+            block=block,
+        )
+
+    def _why(self, leaf: int) -> str:
+        """What keeps a leaf from being streamed, with the user's line."""
+        value = self.program.outputs[self.host_inputs[leaf]]
+        others = [p for p in self.users[leaf] if p not in self.member]
+        others += [self.program.maker[value]] if value in self.program.maker else []
+        for position in others:
+            equation = self.program.nodes[position].equation
+            where = _jax.source_line(equation)
+            at = f" ({where[0]}:{where[1]})" if where else ""
+            return f"{equation.primitive.name}{at} works on it as a whole"
+        return "it is returned on the device as well, or replaced by another argument"

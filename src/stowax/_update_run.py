@@ -1,0 +1,243 @@
+"""Running a step with its state in host memory: loops over blocks, copies both ways.
+
+How it is meant to be called (by `_apply`, which does not do so yet). The step is traced
+to a jaxpr on specs in device memory, with marked functions rewritten. `stream_update`
+finds the loops. What is jitted is then
+
+    def step(*args):
+        return run_streamed(streamed, args)
+
+with those arguments in `streamed.host_inputs` given in host memory (`pinned_host`) and
+donated, and the outputs in `streamed.host_outputs` declared there (`out_shardings`):
+otherwise the compiler brings them back to the device.
+
+A loop's iteration fetches the block of each leaf, computes, and writes what the
+iteration *before* it computed. So blocks go in and out at once, which takes two leaves:
+a buffer that is read and written in one iteration is either read first or written
+first, or the compiler copies it whole. The largest leaf is written first and then read,
+the others are read first and then written; while the one goes out, the others come in.
+`_after` makes the order a dependency. Nothing is left over after a loop: copies outside
+of loops would be moved, some to the very beginning of the step, and hold memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from . import _jax
+from ._host_slots import to_device, to_host
+from ._jaxpr import Node, Program, bind
+from ._update_blocks import Cut
+from ._update_record import Group, Streamed
+
+
+def scope_name(leaf: int) -> str:
+    """Named scope of the copies of the leaf that is the step's input `leaf`."""
+    return f"stowax.state.{leaf}"
+
+
+def run_streamed(streamed: Streamed, args: Sequence[Any]) -> list[Any]:
+    """The step's flat outputs; those in `streamed.host_outputs` are in host memory.
+
+    **Arguments:** `args` are the step's flat inputs, those in `streamed.host_inputs` in
+    host memory.
+    """
+    program = streamed.program
+    host = {i: args[i] for i in streamed.host_outputs.values()}
+    env = {**program.constants(), **dict(enumerate(args))}
+    for leaf in host:
+        del env[leaf]
+    signs: list[Any] = []  # when these are there, the loops before are done
+    for item in streamed.schedule:
+        if isinstance(item, Group):
+            results, signs = _run_group(program, item, env, host, signs)
+            env.update(results)
+            continue
+        node = program.nodes[item]
+        values = [
+            atom.val if number is None else env[number]
+            for number, atom in zip(node.inputs, node.equation.invars, strict=True)
+        ]
+        out = bind(node.equation, values)
+        env.update(zip(node.outputs, out, strict=True))
+        if signs and jnp.size(out[0]) > 1:
+            signs = [signs[0], out[0]]
+    return [
+        host[streamed.host_outputs[k]]
+        if k in streamed.host_outputs
+        else env[number]
+        if isinstance(number, int)
+        else number.val
+        for k, number in enumerate(program.outputs)
+    ]
+
+
+def _run_group(
+    program: Program,
+    group: Group,
+    env: Mapping[int, Any],
+    host: dict[int, Any],
+    signs: Sequence[Any],
+) -> tuple[dict[int, Any], list[Any]]:
+    """Runs one loop: device results by number, and a sign that it is done.
+
+    `host` has the buffers by leaf, and gets what becomes of them.
+    """
+    loop = _Loop(program, group, env)
+    computed = [env[i] for i in group.sliced if i >= program.input_count]
+    carry = loop.start(host, [*signs, *computed])
+    buffers, results, waiting = jax.lax.fori_loop(
+        0, group.cut.count + 1, loop.step, carry
+    )
+    host.update(buffers)
+    done = [*results.values(), *waiting.values(), *buffers.values()]
+    return results, done[:1]
+
+
+class _Loop:
+    """One group's loop. The carry is host buffers by leaf, device results by number, and
+    the blocks waiting to be written, by leaf.
+    """
+
+    def __init__(self, program: Program, group: Group, env: Mapping[int, Any]):
+        self.program, self.group, self.env = program, group, env
+        self.makes = {leaf: value for value, leaf in group.writes}
+        avals = program.avals
+        both = [leaf for leaf in group.reads if leaf in self.makes]
+        weight = {leaf: avals[leaf].dtype.itemsize for leaf in both}
+        self.first = max(both, key=weight.__getitem__, default=None)
+        """The leaf that is written before it is read."""
+
+    def start(self, host: Mapping[int, Any], signs: Sequence[Any]) -> Any:
+        """The carry of the first iteration, which begins after `signs` are there."""
+        group, avals = self.group, self.program.avals
+        leaves = dict.fromkeys([*group.reads, *self.makes])
+        results = {
+            number: jax.lax.empty(group.cut.shape, avals[number].dtype)
+            if place is None
+            else self.env[place]
+            for number, place in group.gives
+        }
+        waiting = {}
+        for leaf in self.makes:
+            if leaf == self.first:
+                # Its first block goes back as it came, before it is read.
+                at = _starts(group.cut, 0, after=signs)
+                waiting[leaf] = self._fetch(host[leaf], leaf, at)
+            else:
+                # Written over by the next iteration.
+                waiting[leaf] = jnp.zeros(group.cut.block, avals[leaf].dtype)
+        return {leaf: host[leaf] for leaf in leaves}, results, waiting
+
+    def step(self, i: Any, carry: Any) -> Any:
+        """Iteration `i`: writes block `i - 1`, fetches and computes block `i`.
+
+        The last one, `i == count`, only writes: what it computes is dropped.
+        """
+        buffers, results, waiting = carry
+        buffers, cut = dict(buffers), self.group.cut
+        here, before = jnp.minimum(i, cut.count - 1), jnp.maximum(i - 1, 0)
+        fetched = {}
+        for leaf in sorted(buffers, key=lambda leaf: leaf != self.first):
+            block = waiting.get(leaf)
+            if leaf == self.first:
+                buffers[leaf] = self._write(
+                    buffers[leaf], block, leaf, _starts(cut, before)
+                )
+                fetched[leaf] = self._fetch(buffers[leaf], leaf, _starts(cut, here))
+                continue
+            if leaf in self.group.reads:
+                fetched[leaf] = self._fetch(buffers[leaf], leaf, _starts(cut, here))
+            if block is not None:
+                read = [fetched[leaf]] if leaf in fetched else []
+                at = _starts(cut, before, after=read)
+                buffers[leaf] = self._write(buffers[leaf], block, leaf, at)
+        values = self._compute(fetched, here)
+        at = _starts(cut, here)
+        written = {}
+        for number, whole in results.items():
+            old = _slice(whole, at, cut.block)
+            last = jax.lax.broadcast(i >= cut.count, cut.block)
+            new = jax.lax.select(last, old, values[number])
+            written[number] = _update(whole, new, at)
+        made = {leaf: values[value] for leaf, value in self.makes.items()}
+        return buffers, written, made
+
+    def _fetch(self, buffer: Any, leaf: int, at: Sequence[Any]) -> Any:
+        with jax.named_scope(scope_name(leaf)):
+            return to_device(_slice(buffer, at, self.group.cut.block))
+
+    def _write(self, buffer: Any, block: Any, leaf: int, at: Sequence[Any]) -> Any:
+        with jax.named_scope(scope_name(leaf)):
+            return _update(buffer, to_host(block), at)
+
+    def _compute(self, fetched: Mapping[int, Any], here: Any) -> dict[int, Any]:
+        """Every value of the group, of one block."""
+        group, block = self.group, self.group.cut.block
+        at = _starts(group.cut, here)
+        values = {**self.program.constants(), **fetched}
+        values.update((i, self.env[i]) for i in group.others)
+        values.update((i, _slice(self.env[i], at, block)) for i in group.sliced)
+        for position in group.nodes:
+            node = self.program.nodes[position]
+            operands = [
+                atom.val if number is None else values.get(number)
+                for number, atom in zip(node.inputs, node.equation.invars, strict=True)
+            ]
+            if node.equation.primitive.name == "broadcast_in_dim":
+                out = [self._broadcast(node, operands[0], at)]
+            else:
+                out = bind(node.equation, operands)
+            values.update(zip(node.outputs, out, strict=True))
+        return values
+
+    def _broadcast(self, node: Node, operand: Any, at: Sequence[Any]) -> Any:
+        """`broadcast_in_dim` to a block; of a smaller array, the part that belongs there."""
+        cut = self.group.cut
+        axes = node.equation.params["broadcast_dimensions"]
+        if operand is None:
+            operand = self.env[node.inputs[0]]
+            whole = [
+                size == cut.shape[a]
+                for size, a in zip(operand.shape, axes, strict=True)
+            ]
+            start = [at[a] if w else 0 for w, a in zip(whole, axes, strict=True)]
+            block = [cut.block[a] if w else 1 for w, a in zip(whole, axes, strict=True)]
+            operand = _slice(operand, start, block)
+        return jax.lax.broadcast_in_dim(operand, cut.block, axes)
+
+
+def _slice(whole: Any, at: Sequence[Any], block: Sequence[int]) -> Any:
+    return jax.lax.dynamic_slice(whole, at, block, allow_negative_indices=False)
+
+
+def _update(whole: Any, part: Any, at: Sequence[Any]) -> Any:
+    return jax.lax.dynamic_update_slice(whole, part, at, allow_negative_indices=False)
+
+
+def _starts(cut: Cut, index: Any, *, after: Sequence[Any] = ()) -> list[Any]:
+    """Where block `index` begins, known only once the values in `after` are there."""
+    starts: list[Any] = [0] * len(cut.shape)
+    for axis in reversed(range(len(cut.shape))):
+        if cut.grid[axis] > 1:
+            place = index if axis == cut.first_axis else index % cut.grid[axis]
+            starts[axis] = place * cut.block[axis]
+            index = index // cut.grid[axis]
+    if after:
+        starts[cut.first_axis] = _after(starts[cut.first_axis], after)
+    return starts
+
+
+def _after(start: Any, values: Sequence[Any]) -> Any:
+    """`start`, which is not negative, through arithmetic that needs `values` first.
+
+    Of each value one element is made an integer that is not positive, and the larger of
+    that and `start` is `start`; the compiler cannot know.
+    """
+    for value in values:
+        element = jax.lax.slice(value, [0] * value.ndim, [1] * value.ndim)
+        number = jax.lax.convert_element_type(element.reshape(()), jnp.int32)
+        start = jax.lax.max(jnp.int32(start), jax.lax.min(number, jnp.int32(0)))
+    return start

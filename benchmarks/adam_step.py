@@ -51,7 +51,7 @@ def whole(machine: Target, function: Any, kind: str, donate: Any) -> Any:
     return machine.compile(jitted, *specs, placed(machine, inputs))
 
 
-def streamed(machine: Target, step: Any, arguments: Any) -> Any:
+def streamed(machine: Target, step: Any, arguments: Any, options: Any = None) -> Any:
     """`step(params, state, inputs)`, compiled with its state in host memory."""
     leaves, structure = jax.tree.flatten(arguments)
     first, last = (len(jax.tree.leaves(arguments[:k])) for k in (1, 2))
@@ -72,7 +72,7 @@ def streamed(machine: Target, step: Any, arguments: Any) -> Any:
         donate_argnums=tuple(range(last)),
         out_shardings=state,
     )
-    options = overlap_options(machine)
+    options = overlap_options(machine) if options is None else options
     return machine.compile(jitted, *specs, compiler_options=options)
 
 

@@ -218,34 +218,51 @@ class _Finder:
         that needs no other array.
         """
         mine = set(part)
-        own = self.member[part[0]]
-        shape = self._shape(self.program.nodes[part[0]].outputs[0])
         while True:
             inputs = set(self._inputs_of(sorted(mine)))
             for number in sorted(inputs, reverse=True):
-                position = self.program.maker.get(number)
-                if position is None or position in self.member:
-                    continue
-                node = self.program.nodes[position]
-                if self._shape(number) != shape or self.level[number] > own:
-                    continue
-                if self._elementwise(node) and self._worth(number, node, mine, inputs):
-                    mine.add(position)
+                lead = self._lead_to(number, mine, inputs, self.member[part[0]])
+                if lead:
+                    mine |= lead
                     break
             else:
                 return sorted(mine)
 
-    def _worth(self, number: int, node: Node, mine: set[int], inputs: set[int]) -> bool:
-        """Whether making `number` inside needs no more arrays than it saves."""
+    def _lead_to(
+        self, number: int, mine: set[int], inputs: set[int], level: int
+    ) -> set[int]:
+        """Nodes that make `number` and may as well run inside; none if that costs."""
+        shape, maker = self._shape(number), self.program.maker
+
+        def inside(value: int) -> bool:
+            position = maker.get(value)
+            return (
+                position is not None
+                and position not in self.member
+                and self._shape(value) == shape
+                and self.level[value] <= level
+                and self._elementwise(self.program.nodes[position])
+            )
+
+        def alone(value: int, nodes: set[int]) -> bool:
+            return nodes.issuperset(self.users[value]) and value not in self.on_device
+
+        if shape == () or not inside(number):
+            return set()
+        lead = {maker[number]}
+        while True:
+            read = set(self._inputs_of(sorted(lead)))
+            more = {v for v in read if inside(v) and alone(v, mine | lead)}
+            if not more:
+                break
+            lead |= {maker[v] for v in more}
         new = sum(
-            self._bytes(i)
-            for i in {i for i in node.inputs if i is not None}
-            if self._shape(i) == self._shape(number)
-            and i not in inputs
-            and i >= self.program.input_count
+            self._bytes(v)
+            for v in read - inputs
+            if self._shape(v) == shape and v >= self.program.input_count
         )
-        alone = mine.issuperset(self.users[number]) and number not in self.on_device
-        return new <= self._bytes(number) if alone else new == 0
+        saved = self._bytes(number) if alone(number, mine) else 0
+        return lead if new <= saved else set()
 
     def _places(
         self, gives: Sequence[int], sliced: Sequence[int], nodes: Sequence[int]

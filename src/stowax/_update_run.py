@@ -154,11 +154,19 @@ class _Loop:
                 read = [fetched[leaf]] if leaf in fetched else []
                 at = _starts(cut, before, after=read)
                 buffers[leaf] = self._write(buffers[leaf], block, leaf, at)
-        values = self._compute(fetched, here)
         at = _starts(cut, here)
+        # What is written in an input's place is read from there, too: the input itself
+        # beside it would be a second array.
+        places = {place: number for number, place in self.group.gives}
+        sliced = {
+            i: _slice(results[places[i]] if i in places else self.env[i], at, cut.block)
+            for i in self.group.sliced
+        }
+        values = self._compute({**fetched, **sliced}, at)
         written = {}
-        for number, whole in results.items():
-            old = _slice(whole, at, cut.block)
+        for number, place in self.group.gives:
+            whole = results[number]
+            old = _slice(whole, at, cut.block) if place is None else sliced[place]
             last = jax.lax.broadcast(i >= cut.count, cut.block)
             new = jax.lax.select(last, old, values[number])
             written[number] = _update(whole, new, at)
@@ -173,13 +181,10 @@ class _Loop:
         with jax.named_scope(scope_name(leaf)):
             return _update(buffer, to_host(block), at)
 
-    def _compute(self, fetched: Mapping[int, Any], here: Any) -> dict[int, Any]:
-        """Every value of the group, of one block."""
-        group, block = self.group, self.group.cut.block
-        at = _starts(group.cut, here)
-        values = {**self.program.constants(), **fetched}
-        values.update((i, self.env[i]) for i in group.others)
-        values.update((i, _slice(self.env[i], at, block)) for i in group.sliced)
+    def _compute(self, blocks: Mapping[int, Any], at: Sequence[Any]) -> dict[int, Any]:
+        """Every value of the group, of the block that begins at `at`."""
+        group = self.group
+        values = {**dict(blocks), **{i: self.env[i] for i in group.others}}
         for position in group.nodes:
             node = self.program.nodes[position]
             operands = [

@@ -144,6 +144,24 @@ class _Finder:
             for output in node.outputs:
                 level[output] = own
         self.level = level
+        self._postpone()
+
+    def _postpone(self) -> None:
+        """Moves members to the level where they are first used.
+
+        What is made of a leaf alone (its decay) may be needed in a later loop only:
+        there the leaf is read, and nothing waits on the device in between.
+        """
+        returned = {o for o in self.program.outputs if isinstance(o, int)}
+        for position in sorted(self.member, reverse=True):
+            outputs = self.program.nodes[position].outputs
+            users = [u for o in outputs for u in self.users[o]]
+            if not users or not returned.isdisjoint(outputs):
+                continue
+            if all(u in self.member for u in users):
+                self.member[position] = min(self.member[u] for u in users)
+                for output in outputs:
+                    self.level[output] = self.member[position]
 
     def _components(self) -> list[list[int]]:
         """Members of one level that share arrays, each list in the program's order."""

@@ -88,7 +88,7 @@ def _run_group(
     loop = _Loop(program, group, env)
     computed = [env[i] for i in group.sliced if i >= program.input_count]
     carry = loop.start(host, [*signs, *computed])
-    buffers, results, waiting = jax.lax.fori_loop(
+    buffers, results, waiting, _ = jax.lax.fori_loop(
         0, group.cut.count + 1, loop.step, carry
     )
     host.update(buffers)
@@ -124,54 +124,52 @@ class _Loop:
         for leaf in self.makes:
             if leaf == self.first:
                 # Its first block goes back as it came, before it is read.
-                at = _starts(group.cut, 0, after=signs)
+                at = _after([0] * len(group.cut.shape), signs)
                 waiting[leaf] = self._fetch(host[leaf], leaf, at)
             else:
                 # Written over by the next iteration.
                 waiting[leaf] = jnp.zeros(group.cut.block, avals[leaf].dtype)
-        return {leaf: host[leaf] for leaf in leaves}, results, waiting
+        before = [jnp.int32(0) for _ in group.cut.shape]
+        return {leaf: host[leaf] for leaf in leaves}, results, waiting, before
 
     def step(self, i: Any, carry: Any) -> Any:
         """Iteration `i`: writes block `i - 1`, fetches and computes block `i`.
 
         The last one, `i == count`, only writes: what it computes is dropped.
         """
-        buffers, results, waiting = carry
+        buffers, results, waiting, before = carry
         buffers, cut = dict(buffers), self.group.cut
-        here, before = jnp.minimum(i, cut.count - 1), jnp.maximum(i - 1, 0)
+        here = _starts(cut, jnp.minimum(i, cut.count - 1))
         fetched = {}
         for leaf in sorted(buffers, key=lambda leaf: leaf != self.first):
             block = waiting.get(leaf)
             if leaf == self.first:
-                buffers[leaf] = self._write(
-                    buffers[leaf], block, leaf, _starts(cut, before)
-                )
-                fetched[leaf] = self._fetch(buffers[leaf], leaf, _starts(cut, here))
+                buffers[leaf] = self._write(buffers[leaf], block, leaf, before)
+                fetched[leaf] = self._fetch(buffers[leaf], leaf, here)
                 continue
             if leaf in self.group.reads:
-                fetched[leaf] = self._fetch(buffers[leaf], leaf, _starts(cut, here))
+                fetched[leaf] = self._fetch(buffers[leaf], leaf, here)
             if block is not None:
                 read = [fetched[leaf]] if leaf in fetched else []
-                at = _starts(cut, before, after=read)
+                at = _after(before, read)
                 buffers[leaf] = self._write(buffers[leaf], block, leaf, at)
-        at = _starts(cut, here)
         # What is written in an input's place is read from there, too: the input itself
         # beside it would be a second array.
         places = {place: number for number, place in self.group.gives}
         sliced = {
-            i: _slice(results[places[i]] if i in places else self.env[i], at, cut.block)
+            i: _slice(results[places[i]] if i in places else self.env[i], here, cut.block)
             for i in self.group.sliced
         }
-        values = self._compute({**fetched, **sliced}, at)
+        values = self._compute({**fetched, **sliced}, here)
         written = {}
         for number, place in self.group.gives:
             whole = results[number]
-            old = _slice(whole, at, cut.block) if place is None else sliced[place]
+            old = _slice(whole, here, cut.block) if place is None else sliced[place]
             last = jax.lax.broadcast(i >= cut.count, cut.block)
             new = jax.lax.select(last, old, values[number])
-            written[number] = _update(whole, new, at)
+            written[number] = _update(whole, new, here)
         made = {leaf: values[value] for leaf, value in self.makes.items()}
-        return buffers, written, made
+        return buffers, written, made, here
 
     def _fetch(self, buffer: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):
@@ -222,27 +220,26 @@ def _update(whole: Any, part: Any, at: Sequence[Any]) -> Any:
     return jax.lax.dynamic_update_slice(whole, part, at, allow_negative_indices=False)
 
 
-def _starts(cut: Cut, index: Any, *, after: Sequence[Any] = ()) -> list[Any]:
-    """Where block `index` begins, known only once the values in `after` are there."""
-    starts: list[Any] = [0] * len(cut.shape)
+def _starts(cut: Cut, index: Any) -> list[Any]:
+    """Where block `index` begins."""
+    starts: list[Any] = [jnp.int32(0)] * len(cut.shape)
     for axis in reversed(range(len(cut.shape))):
         if cut.grid[axis] > 1:
             place = index if axis == cut.first_axis else index % cut.grid[axis]
             starts[axis] = place * cut.block[axis]
             index = index // cut.grid[axis]
-    if after:
-        starts[cut.first_axis] = _after(starts[cut.first_axis], after)
     return starts
 
 
-def _after(start: Any, values: Sequence[Any]) -> Any:
-    """`start`, which is not negative, through arithmetic that needs `values` first.
+def _after(starts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """`starts`, none of them negative, through arithmetic that needs `values` first.
 
     Of each value one element is made an integer that is not positive, and the larger of
-    that and `start` is `start`; the compiler cannot know.
+    that and a start is the start; the compiler cannot know.
     """
+    number = jnp.int32(0)
     for value in values:
         element = jax.lax.slice(value, [0] * value.ndim, [1] * value.ndim)
-        number = jax.lax.convert_element_type(element.reshape(()), jnp.int32)
-        start = jax.lax.max(jnp.int32(start), jax.lax.min(number, jnp.int32(0)))
-    return start
+        element = jax.lax.convert_element_type(element.reshape(()), jnp.int32)
+        number = jax.lax.min(number, element)
+    return [jax.lax.max(jnp.int32(s), number) for s in starts] if values else [*starts]

@@ -129,22 +129,25 @@ class _Loop:
             else:
                 # Written over by the next iteration.
                 waiting[leaf] = jnp.zeros(group.cut.block, avals[leaf].dtype)
-        before = [jnp.int32(0) for _ in group.cut.shape]
-        return {leaf: host[leaf] for leaf in leaves}, results, waiting, before
+        return {leaf: host[leaf] for leaf in leaves}, results, waiting, jnp.int32(0)
 
     def step(self, i: Any, carry: Any) -> Any:
         """Iteration `i`: writes block `i - 1`, fetches and computes block `i`.
 
         The last one, `i == count`, only writes: what it computes is dropped.
         """
-        buffers, results, waiting, before = carry
+        buffers, results, waiting, previous = carry
         buffers, cut = dict(buffers), self.group.cut
+        i = jnp.int32(i)
         here = _starts(cut, jnp.minimum(i, cut.count - 1))
+        # Two ways to the same place: were the index of the first write the other
+        # writes' too, a GPU's compiler would compute both at once, after the fetch.
+        first, before = _starts(cut, previous), _starts(cut, jnp.maximum(i - 1, 0))
         fetched = {}
         for leaf in sorted(buffers, key=lambda leaf: leaf != self.first):
             block = waiting.get(leaf)
             if leaf == self.first:
-                buffers[leaf] = self._write(buffers[leaf], block, leaf, before)
+                buffers[leaf] = self._write(buffers[leaf], block, leaf, first)
                 fetched[leaf] = self._fetch(buffers[leaf], leaf, here)
                 continue
             if leaf in self.group.reads:
@@ -169,7 +172,7 @@ class _Loop:
             new = jax.lax.select(last, old, values[number])
             written[number] = _update(whole, new, here)
         made = {leaf: values[value] for leaf, value in self.makes.items()}
-        return buffers, written, made, here
+        return buffers, written, made, i
 
     def _fetch(self, buffer: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):

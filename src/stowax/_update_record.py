@@ -84,7 +84,7 @@ def in_order(
     What can run outside of loops runs first: so a leaf that is on the device as a whole
     is worked on and written back before the next one is fetched. Of the loops that are
     ready, those run first that give nothing to the device, then those whose inputs were
-    made first: of an unrolled model, the last layer's gradients.
+    all made first: of an unrolled model, those of the last layer's gradients.
     """
     maker = {o: p for p in plain for o in program.nodes[p].outputs}
     given = {n: -1 - k for k, group in enumerate(groups) for n, _ in group.gives}
@@ -106,8 +106,9 @@ def in_order(
         if item >= 0:
             return (0, item, 0)
         group = groups[-1 - item]
-        ready = max((maker.get(i, -1) for i in group.sliced), default=-1)
-        return (1 if group.gives else 0, max(ready, -1) if group.gives else -1, -item)
+        read = (*group.sliced, *group.spread, *group.others)
+        ready = max((maker.get(i, -1) for i in read), default=-1)
+        return (1, max(ready, -1), -item) if group.gives else (1, -2, -item)
 
     ready = [(rank(item), item) for item, needs in waiting.items() if not needs]
     heapq.heapify(ready)

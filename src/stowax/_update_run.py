@@ -86,8 +86,11 @@ def _run_group(
     `host` has the buffers by leaf, and gets what becomes of them.
     """
     loop = _Loop(program, group, env)
-    computed = [env[i] for i in group.sliced if i >= program.input_count]
-    carry = loop.start(host, [*signs, *computed])
+    scalars, arrays = (
+        [env[i] for i in numbers if i in program.maker]
+        for numbers in (group.others, group.sliced)
+    )
+    carry = loop.start(host, [*signs, *(scalars or arrays)])
     buffers, results, waiting, _ = jax.lax.fori_loop(
         0, group.cut.count + 1, loop.step, carry
     )

@@ -38,7 +38,9 @@ OPTIMIZERS = {
     "momentum": optax.sgd(1e-2, momentum=0.9, nesterov=True),
     "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=32, momentum=0.9),
     "lamb": optax.lamb(1e-2),
-    "parts": optax.multi_transform({"a": optax.adam(1e-2), "b": optax.lion(1e-2)}, LABELS),
+    "parts": optax.multi_transform(
+        {"a": optax.adam(1e-2), "b": optax.lion(1e-2)}, LABELS
+    ),
     "masked": optax.masked(optax.adam(1e-2), MASK),
     "every second step": optax.MultiSteps(optax.adam(1e-2), 2),
     "only finite": optax.apply_if_finite(optax.adam(1e-2), 2),
@@ -103,7 +105,12 @@ def test_same_numbers_under_any_optimizer(name):
 def test_skipped_steps_leave_the_state_alone():
     optimizer = optax.apply_if_finite(optax.adam(1e-2), 5)
     params = weights()
-    check(train_step(optimizer), optimizer.init(params), params, jnp.full((4, 64), jnp.nan))
+    check(
+        train_step(optimizer),
+        optimizer.init(params),
+        params,
+        jnp.full((4, 64), jnp.nan),
+    )
 
 
 def test_average_of_parameters_kept_by_the_user():
@@ -146,7 +153,9 @@ def test_eight_bit_state_with_a_scale_per_row():
 
     def step(params, state, batch):
         codes, scale = state
-        grad = jax.grad(lambda p: jnp.mean((batch @ p["matrix"]) ** 2))(params)["matrix"]
+        grad = jax.grad(lambda p: jnp.mean((batch @ p["matrix"]) ** 2))(params)[
+            "matrix"
+        ]
         moment = 0.9 * (codes.astype(jnp.float32) * scale) + 0.1 * grad
         codes = jnp.clip(jnp.round(moment / scale), -127, 127).astype(jnp.int8)
         return {"matrix": params["matrix"] - 1e-2 * moment}, (codes, scale)
@@ -174,7 +183,9 @@ def test_leaves_that_only_go_whole_give_the_same_numbers():
     params, batch = {"matrix": weights()["matrix"]}, jnp.ones((4, 64))
 
     def step(params, state, batch):
-        grad = jax.grad(lambda p: jnp.mean((batch @ p["matrix"]) ** 2))(params)["matrix"]
+        grad = jax.grad(lambda p: jnp.mean((batch @ p["matrix"]) ** 2))(params)[
+            "matrix"
+        ]
         state = jnp.sort(0.9 * state + grad, axis=0)
         return {"matrix": params["matrix"] - 1e-2 * state}, state
 
@@ -191,7 +202,9 @@ def test_state_that_comes_back_as_it_was():
 
     def step(params, state, batch):
         frozen, moment = state
-        grad = jax.grad(lambda p: jnp.mean((batch @ p["matrix"]) ** 2))(params)["matrix"]
+        grad = jax.grad(lambda p: jnp.mean((batch @ p["matrix"]) ** 2))(params)[
+            "matrix"
+        ]
         moment = 0.9 * moment + grad * frozen
         return {"matrix": params["matrix"] - 1e-2 * moment}, (frozen, moment)
 

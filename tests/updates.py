@@ -42,8 +42,14 @@ class StreamedStep:
 
     def compiled(self, *args: Any) -> Any:
         flat = placed(self, *args)
-        flat = [jax.numpy.copy(a) if i not in self.host_inputs else a for i, a in enumerate(flat)]
-        out = [sharding(i in self.found.host_outputs) for i in range(self.structure.num_leaves)]
+        flat = [
+            jax.numpy.copy(a) if i not in self.host_inputs else a
+            for i, a in enumerate(flat)
+        ]
+        out = [
+            sharding(i in self.found.host_outputs)
+            for i in range(self.structure.num_leaves)
+        ]
         jitted = jax.jit(
             lambda *args: run_streamed(self.found, args),
             out_shardings=out,

@@ -11,9 +11,7 @@ import optax
 
 DIM = 7168
 
-optimizer = optax.chain(
-    optax.clip_by_global_norm(1.0), optax.adam(learning_rate=0.1)
-)
+optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate=0.1))
 
 
 def gelu(x):

@@ -120,8 +120,12 @@ class _Finder:
             return len(node.inputs) == 1  # no sizes that are data
         if name not in ELEMENTWISE:
             return False
-        shapes.add(())
-        return all(self._shape(i) in shapes for i in node.inputs if i is not None)
+        (shape,) = shapes
+        return all(
+            self._shape(i) == () or _spreads(self._shape(i), shape)
+            for i in node.inputs
+            if i is not None
+        )
 
     def _find_members(self) -> None:
         """Which nodes work on blocks, at which level, and the level of every value."""
@@ -380,3 +384,10 @@ class _Finder:
             at = f" ({where[0]}:{where[1]})" if where else ""
             return f"{equation.primitive.name}{at} works on it as a whole"
         return "it is returned on the device as well, or replaced by another argument"
+
+
+def _spreads(small: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether an operand is of `shape`, but for axes of one element."""
+    return len(small) == len(shape) and all(
+        mine in (1, size) for mine, size in zip(small, shape, strict=True)
+    )

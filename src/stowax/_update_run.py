@@ -163,7 +163,9 @@ class _Loop:
         # beside it would be a second array.
         places = {place: number for number, place in self.group.gives}
         sliced = {
-            i: _slice(results[places[i]] if i in places else self.env[i], here, cut.block)
+            i: _slice(
+                results[places[i]] if i in places else self.env[i], here, cut.block
+            )
             for i in self.group.sliced
         }
         values = self._compute({**fetched, **sliced}, here)
@@ -195,27 +197,26 @@ class _Loop:
                 atom.val if number is None else values.get(number)
                 for number, atom in zip(node.inputs, node.equation.invars, strict=True)
             ]
+            operands = [
+                self._spread(node, number, at) if value is None else value
+                for number, value in zip(node.inputs, operands, strict=True)
+            ]
             if node.equation.primitive.name == "broadcast_in_dim":
-                out = [self._broadcast(node, operands[0], at)]
+                axes = node.equation.params["broadcast_dimensions"]
+                out = [jax.lax.broadcast_in_dim(operands[0], group.cut.block, axes)]
             else:
                 out = bind(node.equation, operands)
             values.update(zip(node.outputs, out, strict=True))
         return values
 
-    def _broadcast(self, node: Node, operand: Any, at: Sequence[Any]) -> Any:
-        """`broadcast_in_dim` to a block; of a smaller array, the part that belongs there."""
-        cut = self.group.cut
-        axes = node.equation.params["broadcast_dimensions"]
-        if operand is None:
-            operand = self.env[node.inputs[0]]
-            whole = [
-                size == cut.shape[a]
-                for size, a in zip(operand.shape, axes, strict=True)
-            ]
-            start = [at[a] if w else 0 for w, a in zip(whole, axes, strict=True)]
-            block = [cut.block[a] if w else 1 for w, a in zip(whole, axes, strict=True)]
-            operand = _slice(operand, start, block)
-        return jax.lax.broadcast_in_dim(operand, cut.block, axes)
+    def _spread(self, node: Node, number: int, at: Sequence[Any]) -> Any:
+        """Of an array that is broadcast, the part that belongs to the block at `at`."""
+        cut, whole = self.group.cut, self.env[number]
+        axes = node.equation.params.get("broadcast_dimensions", range(whole.ndim))
+        cuts = [size == cut.shape[a] for size, a in zip(whole.shape, axes, strict=True)]
+        starts = [at[a] if c else 0 for c, a in zip(cuts, axes, strict=True)]
+        block = [cut.block[a] if c else 1 for c, a in zip(cuts, axes, strict=True)]
+        return _slice(whole, starts, block)
 
 
 def _slice(whole: Any, at: Sequence[Any], block: Sequence[int]) -> Any:

@@ -94,7 +94,9 @@ def _run_group(
     buffers, results, waiting, _ = jax.lax.fori_loop(
         0, group.cut.count + 1, loop.step, carry
     )
-    host.update(buffers)
+    shape = program.avals
+    host.update((i, jnp.reshape(b, shape[i].shape)) for i, b in buffers.items())
+    results = {n: jnp.reshape(r, shape[n].shape) for n, r in results.items()}
     done = [*results.values(), *waiting.values(), *buffers.values()]
     return results, done[:1]
 
@@ -105,7 +107,10 @@ class _Loop:
     """
 
     def __init__(self, program: Program, group: Group, env: Mapping[int, Any]):
-        self.program, self.group, self.env = program, group, env
+        self.program, self.group, cut = program, group, group.cut
+        self.scalars = {i: env[i] for i in group.others}
+        self.sliced = {i: jnp.reshape(env[i], cut.shape) for i in group.sliced}
+        self.env = env
         self.makes = {leaf: value for value, leaf in group.writes}
         avals = program.avals
         both = [leaf for leaf in group.reads if leaf in self.makes]
@@ -117,22 +122,23 @@ class _Loop:
         """The carry of the first iteration, which begins after `signs` are there."""
         group, avals = self.group, self.program.avals
         leaves = dict.fromkeys([*group.reads, *self.makes])
+        buffers = {leaf: jnp.reshape(host[leaf], group.cut.shape) for leaf in leaves}
         results = {
             number: jax.lax.empty(group.cut.shape, avals[number].dtype)
             if place is None
-            else self.env[place]
+            else self.sliced[place]
             for number, place in group.gives
         }
         waiting = {}
         for leaf in self.makes:
             if leaf == self.first:
                 # Its first block goes back as it came, before it is read.
-                at = _after([0] * len(group.cut.shape), signs)
-                waiting[leaf] = self._fetch(host[leaf], leaf, at)
+                at = _after([0] * len(group.cut.block), signs)
+                waiting[leaf] = self._fetch(buffers[leaf], leaf, at)
             else:
                 # Written over by the next iteration.
                 waiting[leaf] = jnp.zeros(group.cut.block, avals[leaf].dtype)
-        return {leaf: host[leaf] for leaf in leaves}, results, waiting, jnp.int32(0)
+        return buffers, results, waiting, jnp.int32(0)
 
     def step(self, i: Any, carry: Any) -> Any:
         """Iteration `i`: writes block `i - 1`, fetches and computes block `i`.
@@ -163,10 +169,8 @@ class _Loop:
         # beside it would be a second array.
         places = {place: number for number, place in self.group.gives}
         sliced = {
-            i: _slice(
-                results[places[i]] if i in places else self.env[i], here, cut.block
-            )
-            for i in self.group.sliced
+            i: _slice(results[places[i]] if i in places else array, here, cut.block)
+            for i, array in self.sliced.items()
         }
         values = self._compute({**fetched, **sliced}, here)
         written = {}
@@ -190,7 +194,7 @@ class _Loop:
     def _compute(self, blocks: Mapping[int, Any], at: Sequence[Any]) -> dict[int, Any]:
         """Every value of the group, of the block that begins at `at`."""
         group = self.group
-        values = {**dict(blocks), **{i: self.env[i] for i in group.others}}
+        values = {**blocks, **self.scalars}
         for position in group.nodes:
             node = self.program.nodes[position]
             operands = [
@@ -202,7 +206,7 @@ class _Loop:
                 for number, value in zip(node.inputs, operands, strict=True)
             ]
             if node.equation.primitive.name == "broadcast_in_dim":
-                axes = node.equation.params["broadcast_dimensions"]
+                axes = range(operands[0].ndim)
                 out = [jax.lax.broadcast_in_dim(operands[0], group.cut.block, axes)]
             else:
                 out = bind(node.equation, operands)
@@ -213,9 +217,13 @@ class _Loop:
         """Of an array that is broadcast, the part that belongs to the block at `at`."""
         cut, whole = self.group.cut, self.env[number]
         axes = node.equation.params.get("broadcast_dimensions", range(whole.ndim))
-        cuts = [size == cut.shape[a] for size, a in zip(whole.shape, axes, strict=True)]
-        starts = [at[a] if c else 0 for c, a in zip(cuts, axes, strict=True)]
-        block = [cut.block[a] if c else 1 for c, a in zip(cuts, axes, strict=True)]
+        shape = [1] * len(cut.view)
+        for axis, size in zip(axes, whole.shape, strict=True):
+            shape[axis] = size
+        whole = jnp.reshape(whole, cut.viewed(shape))
+        cuts = [mine == size for mine, size in zip(whole.shape, cut.shape, strict=True)]
+        starts = [a if c else 0 for a, c in zip(at, cuts, strict=True)]
+        block = [b if c else 1 for b, c in zip(cut.block, cuts, strict=True)]
         return _slice(whole, starts, block)
 
 

@@ -68,7 +68,7 @@ def streamed(machine: Target, step: Any, arguments: Any, options: Any = None) ->
         for spec, s in zip(leaves, [*state, *others], strict=True)
     ]
     jitted = jax.jit(
-        lambda *args: run_streamed(found, args),
+        lambda *args: run_streamed(found, args, in_turn=machine.platform != "tpu"),
         donate_argnums=tuple(range(last)),
         out_shardings=state,
     )

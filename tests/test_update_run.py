@@ -90,7 +90,7 @@ def same(expected, got):
 
 def close(expected, got):
     for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True):
-        tolerance = 2e-2 if a.dtype == jnp.bfloat16 else 1e-4
+        tolerance = 2e-2 if a.dtype == jnp.bfloat16 else 1e-3
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 

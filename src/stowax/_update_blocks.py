@@ -23,8 +23,8 @@ class BlockSize:
     """How large blocks are, in bytes per device of the widest array of a leaf.
 
     A leaf is cut into about `count` blocks. One more than that is copied, so fewer
-    would lose time, and more would be small. No block is smaller than `smallest_bytes` or
-    larger than `largest_bytes`. Leaves under `leaf_bytes` are not worth a loop.
+    would lose time, and more would be small. No block is smaller than
+    `smallest_bytes` or larger than `largest_bytes`. Leaves under `leaf_bytes` are not worth a loop.
     """
 
     count: int = 64
@@ -70,7 +70,7 @@ class Cut:
         return next(axis for axis, n in enumerate(self.grid) if n > 1)
 
     def viewed(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape, in the view, of an array with the leaf's axes or single elements."""
+        """The shape in the view of an array with the leaf's axes, some of size one."""
         return tuple(
             part
             for size, sizes in zip(shape, self.view, strict=True)

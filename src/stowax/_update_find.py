@@ -22,7 +22,7 @@ in, worked on and copied out by loops of its own, one leaf after the other.
 """
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _jax

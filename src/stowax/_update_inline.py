@@ -16,16 +16,21 @@ import jax
 from . import _jax
 from ._jaxpr import Program, evaluate, spec_of, trace
 
-ELEMENTWISE = frozenset(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
-    "cbrt ceil clamp convert_element_type copy copy_p cos cosh digamma div eq erf "
-    "erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite "
-    "le lgamma log log1p logistic lt max min mul name ne neg nextafter not or "
-    "population_count pow real reduce_precision rem round rsqrt select_n shift_left "
-    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient "
-    "sub tan tanh xor".split()
-)
-"""Primitives that make each element of the result from the operands' in its place."""
+# fmt: off
+ELEMENTWISE = frozenset((
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan",
+    "atan2", "atanh", "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp",
+    "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq",
+    "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma",
+    "igammac", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p",
+    "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not",
+    "or", "population_count", "pow", "real", "reduce_precision", "rem", "round",
+    "rsqrt", "select_n", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient",
+    "sub", "tan", "tanh", "xor",
+))
+# fmt: on
+"""Primitives that make each element of the result of those in its place."""
 
 _DERIVATIVE_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 _LOOPS = frozenset({"scan", "while", "pallas_call", "shard_map"})
@@ -89,16 +94,17 @@ def _select(index: Any, results: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def _branches_on(program: Program, host_inputs: Iterable[int]) -> Iterable[int]:
-    """Ids of the `cond` equations that host leaves reach and that may become choices."""
+    """Ids of the `cond` equations that host leaves reach and that may be choices."""
     reached = set(host_inputs)
     for node in program.nodes:
         if reached.isdisjoint(node.inputs):
             continue
         reached.update(node.outputs)
         equation = node.equation
-        if equation.primitive.name == "cond" and not _jax.has_effects(equation):
-            if not any(_loops(branch) for branch in equation.params["branches"]):
-                yield id(equation)
+        if equation.primitive.name != "cond" or _jax.has_effects(equation):
+            continue
+        if not any(_loops(branch) for branch in equation.params["branches"]):
+            yield id(equation)
 
 
 def _loops(jaxpr: Any) -> bool:

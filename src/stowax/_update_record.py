@@ -1,4 +1,4 @@
-"""What `_update_find` finds and `_update_run` runs: groups of equations, and their order.
+"""What `_update_find` finds and `_update_run` runs: groups of equations, in order.
 
 Pure data, and the one function that puts it in order.
 """

@@ -26,7 +26,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import _jax
 from ._host_slots import to_device, to_host
 from ._jaxpr import Node, Program, bind
 from ._update_blocks import Cut
@@ -38,11 +37,16 @@ def scope_name(leaf: int) -> str:
     return f"stowax.state.{leaf}"
 
 
-def run_streamed(streamed: Streamed, args: Sequence[Any]) -> list[Any]:
+def run_streamed(
+    streamed: Streamed, args: Sequence[Any], *, in_turn: bool = True
+) -> list[Any]:
     """The step's flat outputs; those in `streamed.host_outputs` are in host memory.
 
     **Arguments:** `args` are the step's flat inputs, those in `streamed.host_inputs` in
-    host memory.
+    host memory. `in_turn` makes it a dependency that a block is written after another
+    one of the same leaf is read. A GPU's compiler needs that (it would copy the whole
+    buffer, in every iteration); a TPU's does not, and under a mesh it costs a scalar's
+    all-reduce per block.
     """
     program = streamed.program
     host = {i: args[i] for i in streamed.host_outputs.values()}
@@ -52,7 +56,7 @@ def run_streamed(streamed: Streamed, args: Sequence[Any]) -> list[Any]:
     signs: list[Any] = []  # when these are there, the loops before are done
     for item in streamed.schedule:
         if isinstance(item, Group):
-            results, signs = _run_group(program, item, env, host, signs)
+            results, signs = _run_group(program, item, env, host, signs, in_turn)
             env.update(results)
             continue
         node = program.nodes[item]
@@ -80,12 +84,13 @@ def _run_group(
     env: Mapping[int, Any],
     host: dict[int, Any],
     signs: Sequence[Any],
+    in_turn: bool,
 ) -> tuple[dict[int, Any], list[Any]]:
     """Runs one loop: device results by number, and a sign that it is done.
 
     `host` has the buffers by leaf, and gets what becomes of them.
     """
-    loop = _Loop(program, group, env)
+    loop = _Loop(program, group, env, in_turn)
     scalars, arrays = (
         [env[i] for i in numbers if i in program.maker]
         for numbers in (group.others, group.sliced)
@@ -102,11 +107,16 @@ def _run_group(
 
 
 class _Loop:
-    """One group's loop. The carry is host buffers by leaf, device results by number, and
-    the blocks waiting to be written, by leaf.
+    """One group's loop.
+
+    Its carry: host buffers by leaf, results by number, blocks that wait to be written
+    by leaf, and the index of the iteration before.
     """
 
-    def __init__(self, program: Program, group: Group, env: Mapping[int, Any]):
+    def __init__(
+        self, program: Program, group: Group, env: Mapping[int, Any], in_turn: bool
+    ):
+        self.in_turn = in_turn
         self.program, self.group, cut = program, group, group.cut
         self.scalars = {i: env[i] for i in group.others}
         self.sliced = {i: jnp.reshape(env[i], cut.shape) for i in group.sliced}
@@ -162,7 +172,7 @@ class _Loop:
             if leaf in self.group.reads:
                 fetched[leaf] = self._fetch(buffers[leaf], leaf, here)
             if block is not None:
-                read = [fetched[leaf]] if leaf in fetched else []
+                read = [fetched[leaf]] if leaf in fetched and self.in_turn else []
                 at = _after(before, read)
                 buffers[leaf] = self._write(buffers[leaf], block, leaf, at)
         # What is written in an input's place is read from there, too: the input itself

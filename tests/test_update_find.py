@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -57,6 +58,23 @@ def test_the_clip_factor_is_outside_and_clipping_inside():
     assert (
         len(group.others) == len(plain.others) + 2
     )  # the norm, and whether it is small
+
+
+def test_leaves_alone_in_their_loops_go_two_by_two():
+    """One buffer goes in or out; with two, blocks go both ways at once."""
+    params = {k: jnp.ones((64, 128)) for k in "abc"} | {
+        "w": PARAMS["w"].T.reshape(32, 256)
+    }
+
+    def step(params, state, batch):
+        state = jax.tree.map(lambda s, p: 0.9 * s + p, state, params)
+        return jax.tree.map(lambda p, s: p - s, params, state), state
+
+    found = streamed_step(step, params, params, BATCH)
+    assert sorted(len(group.reads) for group in found.groups) == [1, 1, 2]
+    got, expected = found.compiled(params, params, BATCH), step(params, params, BATCH)
+    for new, old in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(new), np.asarray(old))
 
 
 def test_what_stays_on_the_device_is_named_with_the_reason():

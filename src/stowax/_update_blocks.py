@@ -24,7 +24,8 @@ class BlockSize:
 
     A leaf is cut into about `count` blocks. One more than that is copied, so fewer
     would lose time, and more would be small. No block is smaller than
-    `smallest_bytes` or larger than `largest_bytes`. Leaves under `leaf_bytes` are not worth a loop.
+    `smallest_bytes` or larger than `largest_bytes`. Leaves under `leaf_bytes` are not
+    worth a loop.
     """
 
     count: int = 64

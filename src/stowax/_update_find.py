@@ -29,7 +29,7 @@ from . import _jax
 from ._jaxpr import Node, Program
 from ._update_blocks import BlockSize, Cut, cut_leaf
 from ._update_inline import ELEMENTWISE, inline_update
-from ._update_record import Group, Leaf, Streamed, in_order
+from ._update_record import Group, Streamed, in_order, report
 
 
 def stream_update(
@@ -84,16 +84,25 @@ class _Finder:
                 self.on_device.setdefault(number, position)
         self._find_members()
         groups = [self._group(part) for part in self._components()]
-        elementwise = [group for group in groups if group is not None]
+        elementwise = self._paired([group for group in groups if group is not None])
         groups = [*elementwise, *self._whole(elementwise)]
         return Streamed(
             program=self.program,
             schedule=tuple(in_order(self.program, self._plain(groups), groups)),
             leaves=tuple(
-                self._report(i, o, cuts[i], groups) for i, o in host_inputs.items()
+                report(self.program, i, o, cuts[i], groups, self._outside(i))
+                for i, o in host_inputs.items()
             ),
             host_outputs={o: i for i, o in self.host_inputs.items()},
         )
+
+    def _outside(self, leaf: int) -> list[int]:
+        """Nodes outside of loops that read a leaf or make its new value."""
+        nodes = list(self.users[leaf])
+        if leaf in self.host_inputs:
+            maker = self.program.maker.get(self.program.outputs[self.host_inputs[leaf]])
+            nodes += [] if maker is None else [maker]
+        return [p for p in nodes if p not in self.member]
 
     def _shape(self, number: int) -> tuple[int, ...]:
         return tuple(self.program.avals[number].shape)
@@ -225,6 +234,28 @@ class _Finder:
             gives=tuple(self._places(gives, sliced, nodes)),
         )
 
+    def _paired(self, groups: Sequence[Group]) -> list[Group]:
+        """`groups`, those with one leaf two by two.
+
+        A buffer goes in or out, not both at once: it takes two to keep both directions
+        of the link busy. Loops of one level do not depend on one another.
+        """
+        paired: list[Group] = []
+        single: dict[tuple[Cut, int], int] = {}
+        for group in groups:
+            level = max(self.member.get(p, 0) for p in group.nodes)
+            written = tuple(leaf for _, leaf in group.writes)
+            first = None
+            if len(group.reads) == 1 and group.reads == written:
+                first = single.pop((group.cut, level), None)
+                if first is None:
+                    single[group.cut, level] = len(paired)
+            if first is None:
+                paired.append(group)
+            else:
+                paired[first] = paired[first].beside(group)
+        return paired
+
     def _inputs_of(self, nodes: Sequence[int]) -> list[int]:
         """What nodes read and do not make, in order of first use."""
         made = {o for p in nodes for o in self.program.nodes[p].outputs}
@@ -350,40 +381,6 @@ class _Finder:
         count = self.program.input_count + self.program.const_count
         at_hand = {*given, *range(count)}
         return self.program.closure(wanted, at_hand, effects=True)
-
-    def _report(
-        self, leaf: int, output: int, cut: Cut | str, groups: Sequence[Group]
-    ) -> Leaf:
-        aval = self.program.avals[leaf]
-        way, reason, block = "device", str(cut), None
-        if isinstance(cut, Cut):
-            mine = [
-                g for g in groups if leaf in g.reads or leaf in dict(g.writes).values()
-            ]
-            block = mine[0].cut.block if mine else cut.block
-            copies = [g for g in mine if not g.nodes]
-            way, reason = ("whole", self._why(leaf)) if copies else ("streamed", "")
-        return Leaf(
-            input=leaf,
-            output=output,
-            shape=self._shape(leaf),
-            dtype=str(aval.dtype),
-            way=way,
-            reason=reason,
-            block=block,
-        )
-
-    def _why(self, leaf: int) -> str:
-        """What keeps a leaf from being streamed, with the user's line."""
-        value = self.program.outputs[self.host_inputs[leaf]]
-        others = [p for p in self.users[leaf] if p not in self.member]
-        others += [self.program.maker[value]] if value in self.program.maker else []
-        for position in others:
-            equation = self.program.nodes[position].equation
-            where = _jax.source_line(equation)
-            at = f" ({where[0]}:{where[1]})" if where else ""
-            return f"{equation.primitive.name}{at} works on it as a whole"
-        return "it is returned on the device as well, or replaced by another argument"
 
 
 def _spreads(small: tuple[int, ...], shape: tuple[int, ...]) -> bool:

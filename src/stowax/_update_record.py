@@ -1,12 +1,14 @@
 """What `_update_find` finds and `_update_run` runs: groups of equations, in order.
 
-Pure data, and the one function that puts it in order.
+Pure data, with the functions that put it in order and say what becomes of each leaf.
 """
 
 import dataclasses
 import heapq
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from . import _jax
 from ._jaxpr import Program
 from ._update_blocks import Cut
 
@@ -49,6 +51,23 @@ class Group:
     spread: tuple[int, ...]
     others: tuple[int, ...]
     gives: tuple[tuple[int, int | None], ...]
+
+    def beside(self, other: "Group") -> "Group":
+        """Both in one loop; they are cut alike and do not depend on one another."""
+
+        def both(mine: tuple[Any, ...], theirs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(dict.fromkeys((*mine, *theirs)))
+
+        return Group(
+            cut=self.cut,
+            nodes=tuple(sorted({*self.nodes, *other.nodes})),
+            reads=both(self.reads, other.reads),
+            writes=both(self.writes, other.writes),
+            sliced=both(self.sliced, other.sliced),
+            spread=both(self.spread, other.spread),
+            others=both(self.others, other.others),
+            gives=both(self.gives, other.gives),
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,3 +140,37 @@ def in_order(
             if not waiting[follower]:
                 heapq.heappush(ready, (rank(follower), follower))
     return order
+
+
+def report(
+    program: Program,
+    leaf: int,
+    output: int,
+    cut: Cut | str,
+    groups: Sequence[Group],
+    outside: Sequence[int],
+) -> Leaf:
+    """What became of a leaf; `outside` are nodes that work on it outside of loops."""
+    aval = program.avals[leaf]
+    way, reason, block = "device", str(cut), None
+    if isinstance(cut, Cut):
+        mine = [g for g in groups if leaf in (*g.reads, *(i for _, i in g.writes))]
+        block = mine[0].cut.block if mine else cut.block
+        way, reason = "streamed", ""
+        if any(not group.nodes for group in mine):
+            way = "whole"
+            reason = "it is returned on the device, or something takes its place"
+            for position in outside[:1]:
+                equation = program.nodes[position].equation
+                where = _jax.source_line(equation)
+                at = f" ({where[0]}:{where[1]})" if where else ""
+                reason = f"{equation.primitive.name}{at} works on it as a whole"
+    return Leaf(
+        input=leaf,
+        output=output,
+        shape=tuple(aval.shape),
+        dtype=str(aval.dtype),
+        way=way,
+        reason=reason,
+        block=block,
+    )

@@ -361,13 +361,16 @@ class _Finder:
         return [*copies, *(self._copy(i, reads=(i,)) for i in sorted(needed))]
 
     def _copy(self, leaf: int, *, reads: tuple[int, ...], made: Any = None) -> Group:
-        """A loop that fetches `reads`, or writes `made` to the leaf's host buffer."""
+        """A loop that fetches `reads`, or writes `made` to the leaf's host buffer.
+
+        `made` may be another leaf: then the loop fetches and writes.
+        """
         return Group(
             cut=self.leaves[leaf],
             nodes=(),
             reads=reads,
             writes=() if made is None else ((made, leaf),),
-            sliced=() if reads else (made,),
+            sliced=tuple(n for n in (made,) if n is not None and not reads),
             spread=(),
             others=(),
             gives=((leaf, None),) if made is None else (),

@@ -208,12 +208,12 @@ class _Loop:
         for position in group.nodes:
             node = self.program.nodes[position]
             operands = [
-                atom.val if number is None else values.get(number)
+                atom.val
+                if number is None
+                else values[number]
+                if number in values
+                else self._spread(node, number, at)
                 for number, atom in zip(node.inputs, node.equation.invars, strict=True)
-            ]
-            operands = [
-                self._spread(node, number, at) if value is None else value
-                for number, value in zip(node.inputs, operands, strict=True)
             ]
             if node.equation.primitive.name == "broadcast_in_dim":
                 axes = range(operands[0].ndim)

@@ -42,6 +42,7 @@ def test_state_costs_no_device_memory_but_blocks(programs):
     # as libtpu counts what is inside of loops.
     blocks = 2 * 2 * 4 * 2 * BLOCK
     assert mine.memory.device.total <= plain.memory.device.total - STATE + blocks
+    # libtpu's own report of its heap is 2.39 GiB; `temp` adds up places that overlap.
     bar = {"h200": 3.07, "v5p-8": 2.5}[target.name]
     assert mine.memory.device.total <= bar * GIB
 

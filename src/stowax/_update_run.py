@@ -5,11 +5,12 @@ to a jaxpr on specs in device memory, with marked functions rewritten. `stream_u
 finds the loops. What is jitted is then
 
     def step(*args):
-        return run_streamed(streamed, args)
+        return run_streamed(streamed, args, in_turn=target.platform != "tpu")
 
-with those arguments in `streamed.host_inputs` given in host memory (`pinned_host`) and
-donated, and the outputs in `streamed.host_outputs` declared there (`out_shardings`):
-otherwise the compiler brings them back to the device.
+with the arguments in `streamed.host_inputs` given in host memory (`pinned_host`) and
+donated. The outputs in `streamed.host_outputs` are in host memory by their types, and
+`jax.jit` leaves them there; `out_shardings` may say so, too, and has to under a mesh
+where the outputs' partition is to be certain.
 
 A loop's iteration fetches the block of each leaf, computes, and writes what the
 iteration *before* it computed. So blocks go in and out at once, which takes two leaves:

@@ -24,6 +24,11 @@ LAYERS = (
         "_roles",
         "_signatures",
         "_trace",
+        "_update_blocks",
+        "_update_find",
+        "_update_inline",
+        "_update_record",
+        "_update_run",
     ),
     # Each knows one thing: costs, memory, a compiled program, a machine, a decision.
     (

@@ -1,0 +1,130 @@
+"""Cutting a leaf of optimizer state into blocks that stream between host and device.
+
+A leaf is cut along its leading axes, so that a block is one piece of memory. All blocks
+are alike; there is no remainder, which would need a second program. An axis that is
+spread over a mesh is cut within the shards: the leaf is looked at with that axis as
+two, shards and places in a shard, so that every device streams its own shard and no
+block crosses devices. A TPU moves whole tiles: the last axis is never cut ("lane slice
+updating is not supported"), and cuts of the axis before it fall between tiles.
+
+`_update_find` asks for a cut per leaf, `_update_run` walks through it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+_MEBIBYTE = 2**20
+_ROW_BYTES = 32  # a TPU's tile is 8 rows of 4 bytes, 16 of 2, 32 of 1 high
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSize:
+    """How large blocks are, in bytes per device of the widest array of a leaf.
+
+    A leaf is cut into about `count` blocks. One more than that is copied, so fewer
+    would lose time, and more would be small. No block is smaller than
+    `smallest_bytes` or larger than `largest_bytes`. Leaves under `leaf_bytes` are not
+    worth a loop.
+    """
+
+    count: int = 64
+    smallest_bytes: int = _MEBIBYTE
+    largest_bytes: int = 32 * _MEBIBYTE
+    leaf_bytes: int = 4 * _MEBIBYTE
+
+    def target(self, leaf_bytes: int) -> int:
+        """Bytes of a block of a leaf that has `leaf_bytes` on each device."""
+        wanted = leaf_bytes // self.count
+        return max(self.smallest_bytes, min(wanted, self.largest_bytes // 4))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A leaf in blocks, in row-major order.
+
+    `view` has the sizes that each axis of the leaf is looked at with: itself, or shards
+    and places in a shard. `block` is a block's shape in that view, of all shards.
+    """
+
+    view: tuple[tuple[int, ...], ...]
+    block: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The leaf's shape in the view."""
+        return tuple(size for sizes in self.view for size in sizes)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of blocks along each axis of the view."""
+        return tuple(s // b for s, b in zip(self.shape, self.block, strict=True))
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return math.prod(self.grid)
+
+    @property
+    def first_axis(self) -> int:
+        """The first axis of the view that is cut."""
+        return next(axis for axis, n in enumerate(self.grid) if n > 1)
+
+    def viewed(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape in the view of an array with the leaf's axes, some of size one."""
+        return tuple(
+            part
+            for size, sizes in zip(shape, self.view, strict=True)
+            for part in (sizes if size == math.prod(sizes) else (1,) * len(sizes))
+        )
+
+
+def cut_leaf(
+    shape: Sequence[int],
+    per_device: Sequence[int],
+    itemsizes: Sequence[int],
+    size: BlockSize,
+) -> Cut | str:
+    """The cut of a leaf, or why there is none.
+
+    **Arguments:** `per_device` is the shape of one device's shard. `itemsizes` are
+    those of all arrays that are cut along with the leaf.
+    """
+    current = math.prod(per_device) * max(itemsizes)
+    if current == 0:
+        return "it has no elements"
+    if current < size.leaf_bytes:
+        return f"it is small ({current} bytes)"
+    if len(shape) < 2:
+        return "it has no rows to cut between"
+    target = size.target(current)
+    view: list[tuple[int, ...]] = []
+    block: list[int] = []
+    for axis, (whole, mine) in enumerate(zip(shape, per_device, strict=True)):
+        part = mine
+        if axis < len(shape) - 1 and current > target and whole % mine == 0:
+            tile = _ROW_BYTES // min(itemsizes) if axis == len(shape) - 2 else 1
+            part = _part(mine, math.ceil(current / target), max(1, tile))
+        current = current // mine * part
+        if part == mine:
+            view.append((whole,))
+            block.append(whole)
+        else:
+            view.append((whole,) if whole == mine else (whole // mine, mine))
+            block += [part] if whole == mine else [whole // mine, part]
+    cut = Cut(view=tuple(view), block=tuple(block))
+    if current > size.largest_bytes or cut.count < 2:
+        return f"its shape {tuple(shape)} cannot be cut evenly into small blocks"
+    return cut
+
+
+def _part(length: int, pieces: int, multiple: int) -> int:
+    """The largest even part of an axis that makes `pieces`, or the smallest at all."""
+    parts = [p for p in _divisors(length) if p % multiple == 0]
+    enough = [p for p in parts if length // p >= pieces]
+    return max(enough, default=min(parts, default=length))
+
+
+def _divisors(length: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(length) + 1) if length % d == 0]
+    return sorted({*small, *(length // d for d in small)})

@@ -1,0 +1,176 @@
+"""What `_update_find` finds and `_update_run` runs: groups of equations, in order.
+
+Pure data, with the functions that put it in order and say what becomes of each leaf.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _jax
+from ._jaxpr import Program
+from ._update_blocks import Cut
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """What becomes of one leaf that was to live in host memory.
+
+    `way` is "streamed" (in blocks, element by element), "whole" (in host memory, but on
+    the device as a whole while it is worked on) or "device" (left there); `reason` says
+    why it is not streamed. `input` and `output` are flat positions in the step.
+    """
+
+    input: int
+    output: int
+    shape: tuple[int, ...]
+    dtype: str
+    way: str
+    reason: str
+    block: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One loop over the blocks of `cut`; everything is a value number of the program.
+
+    `nodes` are run on every block. `reads` are inputs of the program whose block is
+    fetched from host memory; `writes` says which value is written to the host buffer of
+    which input. `sliced` are device arrays of the group's shape, `spread` smaller ones
+    that are broadcast to it, `others` scalars. `gives` are the values that come out as
+    whole arrays on the device, each with the device array in whose place it is written
+    (or `None` for memory of its own).
+    """
+
+    cut: Cut
+    nodes: tuple[int, ...]
+    reads: tuple[int, ...]
+    writes: tuple[tuple[int, int], ...]
+    sliced: tuple[int, ...]
+    spread: tuple[int, ...]
+    others: tuple[int, ...]
+    gives: tuple[tuple[int, int | None], ...]
+
+    def beside(self, other: "Group") -> "Group":
+        """Both in one loop; they are cut alike and do not depend on one another."""
+
+        def both(mine: tuple[Any, ...], theirs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(dict.fromkeys((*mine, *theirs)))
+
+        return Group(
+            cut=self.cut,
+            nodes=tuple(sorted({*self.nodes, *other.nodes})),
+            reads=both(self.reads, other.reads),
+            writes=both(self.writes, other.writes),
+            sliced=both(self.sliced, other.sliced),
+            spread=both(self.spread, other.spread),
+            others=both(self.others, other.others),
+            gives=both(self.gives, other.gives),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed:
+    """A step ready to be run with part of its inputs in host memory (`run_streamed`).
+
+    `schedule` is an order in which it can run: positions of nodes, and groups.
+    `host_inputs` are the inputs that live in host memory, `host_outputs` the outputs
+    that come out there, each with the input whose buffer it takes.
+    """
+
+    program: Program
+    schedule: tuple[int | Group, ...]
+    leaves: tuple[Leaf, ...]
+    host_outputs: Mapping[int, int]
+
+    @property
+    def host_inputs(self) -> tuple[int, ...]:
+        """Inputs that live in host memory, by flat position."""
+        return tuple(leaf.input for leaf in self.leaves if leaf.way != "device")
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The loops, in the order in which they run."""
+        return tuple(item for item in self.schedule if isinstance(item, Group))
+
+
+def in_order(
+    program: Program, plain: Sequence[int], groups: Sequence[Group]
+) -> list[int | Group]:
+    """`plain` nodes and `groups` in an order in which they can run.
+
+    What can run outside of loops runs first: so a leaf that is on the device as a whole
+    is worked on and written back before the next one is fetched. Of the loops that are
+    ready, those run first that give nothing to the device, then those whose inputs were
+    all made first: of an unrolled model, those of the last layer's gradients.
+    """
+    maker = {o: p for p in plain for o in program.nodes[p].outputs}
+    given = {n: -1 - k for k, group in enumerate(groups) for n, _ in group.gives}
+    maker.update(given)  # a group is a negative number: -1 is the first
+    waiting: dict[int, set[int]] = {}
+    followers: dict[int, list[int]] = {}
+    for item in (*plain, *(-1 - k for k in range(len(groups)))):
+        if item >= 0:
+            read = program.nodes[item].inputs
+        else:
+            group = groups[-1 - item]
+            read = (*group.sliced, *group.spread, *group.others)
+        needs = {maker[i] for i in read if i in maker} - {item}
+        waiting[item] = needs
+        for need in needs:
+            followers.setdefault(need, []).append(item)
+
+    def rank(item: int) -> tuple[int, int, int]:
+        if item >= 0:
+            return (0, item, 0)
+        group = groups[-1 - item]
+        read = (*group.sliced, *group.spread, *group.others)
+        ready = max((maker.get(i, -1) for i in read), default=-1)
+        return (1, max(ready, -1), -item) if group.gives else (1, -2, -item)
+
+    ready = [(rank(item), item) for item, needs in waiting.items() if not needs]
+    heapq.heapify(ready)
+    order: list[int | Group] = []
+    while ready:
+        _, item = heapq.heappop(ready)
+        order.append(item if item >= 0 else groups[-1 - item])
+        for follower in followers.get(item, ()):
+            waiting[follower].discard(item)
+            if not waiting[follower]:
+                heapq.heappush(ready, (rank(follower), follower))
+    return order
+
+
+def report(
+    program: Program,
+    leaf: int,
+    output: int,
+    cut: Cut | str,
+    groups: Sequence[Group],
+    outside: Sequence[int],
+) -> Leaf:
+    """What became of a leaf; `outside` are nodes that work on it outside of loops."""
+    aval = program.avals[leaf]
+    way, reason, block = "device", str(cut), None
+    if isinstance(cut, Cut):
+        mine = [g for g in groups if leaf in (*g.reads, *(i for _, i in g.writes))]
+        block = mine[0].cut.block if mine else cut.block
+        way, reason = "streamed", ""
+        if any(not group.nodes for group in mine):
+            way = "whole"
+            reason = "it is returned on the device, or something takes its place"
+            for position in outside[:1]:
+                equation = program.nodes[position].equation
+                where = _jax.source_line(equation)
+                at = f" ({where[0]}:{where[1]})" if where else ""
+                reason = f"{equation.primitive.name}{at} works on it as a whole"
+    return Leaf(
+        input=leaf,
+        output=output,
+        shape=tuple(aval.shape),
+        dtype=str(aval.dtype),
+        way=way,
+        reason=reason,
+        block=block,
+    )

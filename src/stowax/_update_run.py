@@ -1,0 +1,271 @@
+"""Running a step with its state in host memory: loops over blocks, copies both ways.
+
+How it is meant to be called (by `_apply`, which does not do so yet). The step is traced
+to a jaxpr on specs in device memory, with marked functions rewritten. `stream_update`
+finds the loops. What is jitted is then
+
+    def step(*args):
+        return run_streamed(streamed, args, in_turn=target.platform != "tpu")
+
+with the arguments in `streamed.host_inputs` given in host memory (`pinned_host`) and
+donated. The outputs in `streamed.host_outputs` are in host memory by their types, and
+`jax.jit` leaves them there; `out_shardings` may say so, too, and has to under a mesh
+where the outputs' partition is to be certain.
+
+A loop's iteration fetches the block of each leaf, computes, and writes what the
+iteration *before* it computed. So blocks go in and out at once, which takes two leaves:
+a buffer that is read and written in one iteration is either read first or written
+first, or the compiler copies it whole. The largest leaf is written first and then read,
+the others are read first and then written; while the one goes out, the others come in.
+`_after` makes the order a dependency. Nothing is left over after a loop: copies outside
+of loops would be moved, some to the very beginning of the step, and hold memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._host_slots import to_device, to_host
+from ._jaxpr import Node, Program, bind
+from ._update_blocks import Cut
+from ._update_record import Group, Streamed
+
+
+def scope_name(leaf: int) -> str:
+    """Named scope of the copies of the leaf that is the step's input `leaf`."""
+    return f"stowax.state.{leaf}"
+
+
+def run_streamed(
+    streamed: Streamed, args: Sequence[Any], *, in_turn: bool = True
+) -> list[Any]:
+    """The step's flat outputs; those in `streamed.host_outputs` are in host memory.
+
+    **Arguments:** `args` are the step's flat inputs, those in `streamed.host_inputs` in
+    host memory. `in_turn` makes it a dependency that a block is written after another
+    one of the same leaf is read. A GPU's compiler needs that (it would copy the whole
+    buffer, in every iteration); a TPU's does not, and under a mesh it costs a scalar's
+    all-reduce per block.
+    """
+    program = streamed.program
+    host = {i: args[i] for i in streamed.host_outputs.values()}
+    env = {**program.constants(), **dict(enumerate(args))}
+    for leaf in host:
+        del env[leaf]
+    signs: list[Any] = []  # when these are there, the loops before are done
+    for item in streamed.schedule:
+        if isinstance(item, Group):
+            results, signs = _run_group(program, item, env, host, signs, in_turn)
+            env.update(results)
+            continue
+        node = program.nodes[item]
+        values = [
+            atom.val if number is None else env[number]
+            for number, atom in zip(node.inputs, node.equation.invars, strict=True)
+        ]
+        out = bind(node.equation, values)
+        env.update(zip(node.outputs, out, strict=True))
+        if signs and jnp.size(out[0]) > 1:
+            signs = [signs[0], out[0]]
+    return [
+        host[streamed.host_outputs[k]]
+        if k in streamed.host_outputs
+        else env[number]
+        if isinstance(number, int)
+        else number.val
+        for k, number in enumerate(program.outputs)
+    ]
+
+
+def _run_group(
+    program: Program,
+    group: Group,
+    env: Mapping[int, Any],
+    host: dict[int, Any],
+    signs: Sequence[Any],
+    in_turn: bool,
+) -> tuple[dict[int, Any], list[Any]]:
+    """Runs one loop: device results by number, and a sign that it is done.
+
+    `host` has the buffers by leaf, and gets what becomes of them.
+    """
+    loop = _Loop(program, group, env, in_turn)
+    scalars, arrays = (
+        [env[i] for i in numbers if i in program.maker]
+        for numbers in (group.others, group.sliced)
+    )
+    carry = loop.start(host, [*signs, *(scalars or arrays)])
+    buffers, results, waiting, _ = jax.lax.fori_loop(
+        0, group.cut.count + 1, loop.step, carry
+    )
+    shape = program.avals
+    host.update((i, jnp.reshape(b, shape[i].shape)) for i, b in buffers.items())
+    results = {n: jnp.reshape(r, shape[n].shape) for n, r in results.items()}
+    done = [*results.values(), *waiting.values(), *buffers.values()]
+    return results, done[:1]
+
+
+class _Loop:
+    """One group's loop.
+
+    Its carry: host buffers by leaf, results by number, blocks that wait to be written
+    by leaf, and the index of the iteration before.
+    """
+
+    def __init__(
+        self, program: Program, group: Group, env: Mapping[int, Any], in_turn: bool
+    ):
+        self.in_turn = in_turn
+        self.program, self.group, cut = program, group, group.cut
+        self.scalars = {i: env[i] for i in group.others}
+        self.sliced = {i: jnp.reshape(env[i], cut.shape) for i in group.sliced}
+        self.env = env
+        self.makes = {leaf: value for value, leaf in group.writes}
+        avals = program.avals
+        both = [leaf for leaf in group.reads if leaf in self.makes]
+        weight = {leaf: avals[leaf].dtype.itemsize for leaf in both}
+        self.first = max(both, key=weight.__getitem__, default=None)
+        """The leaf that is written before it is read."""
+
+    def start(self, host: Mapping[int, Any], signs: Sequence[Any]) -> Any:
+        """The carry of the first iteration, which begins after `signs` are there."""
+        group, avals = self.group, self.program.avals
+        leaves = dict.fromkeys([*group.reads, *self.makes])
+        buffers = {leaf: jnp.reshape(host[leaf], group.cut.shape) for leaf in leaves}
+        results = {
+            number: jax.lax.empty(group.cut.shape, avals[number].dtype)
+            if place is None
+            else self.sliced[place]
+            for number, place in group.gives
+        }
+        waiting = {}
+        for leaf in self.makes:
+            if leaf == self.first:
+                # Its first block goes back as it came, before it is read.
+                at = _after([0] * len(group.cut.block), signs)
+                waiting[leaf] = self._fetch(buffers[leaf], leaf, at)
+            else:
+                # Written over by the next iteration.
+                waiting[leaf] = jnp.zeros(group.cut.block, avals[leaf].dtype)
+        return buffers, results, waiting, jnp.int32(0)
+
+    def step(self, i: Any, carry: Any) -> Any:
+        """Iteration `i`: writes block `i - 1`, fetches and computes block `i`.
+
+        The last one, `i == count`, only writes: what it computes is dropped.
+        """
+        buffers, results, waiting, previous = carry
+        buffers, cut = dict(buffers), self.group.cut
+        i = jnp.int32(i)
+        here = _starts(cut, jnp.minimum(i, cut.count - 1))
+        # Two ways to the same place: were the index of the first write the other
+        # writes' too, a GPU's compiler would compute both at once, after the fetch.
+        first, before = _starts(cut, previous), _starts(cut, jnp.maximum(i - 1, 0))
+        fetched = {}
+        for leaf in sorted(buffers, key=lambda leaf: leaf != self.first):
+            block = waiting.get(leaf)
+            if leaf == self.first:
+                buffers[leaf] = self._write(buffers[leaf], block, leaf, first)
+                fetched[leaf] = self._fetch(buffers[leaf], leaf, here)
+                continue
+            if leaf in self.group.reads:
+                fetched[leaf] = self._fetch(buffers[leaf], leaf, here)
+            if block is not None:
+                read = [fetched[leaf]] if leaf in fetched and self.in_turn else []
+                at = _after(before, read)
+                buffers[leaf] = self._write(buffers[leaf], block, leaf, at)
+        # What is written in an input's place is read from there, too: the input itself
+        # beside it would be a second array.
+        places = {place: number for number, place in self.group.gives}
+        sliced = {
+            i: _slice(results[places[i]] if i in places else array, here, cut.block)
+            for i, array in self.sliced.items()
+        }
+        values = self._compute({**fetched, **sliced}, here)
+        written = {}
+        for number, place in self.group.gives:
+            whole = results[number]
+            old = _slice(whole, here, cut.block) if place is None else sliced[place]
+            last = jax.lax.broadcast(i >= cut.count, cut.block)
+            new = jax.lax.select(last, old, values[number])
+            written[number] = _update(whole, new, here)
+        made = {leaf: values[value] for leaf, value in self.makes.items()}
+        return buffers, written, made, i
+
+    def _fetch(self, buffer: Any, leaf: int, at: Sequence[Any]) -> Any:
+        with jax.named_scope(scope_name(leaf)):
+            return to_device(_slice(buffer, at, self.group.cut.block))
+
+    def _write(self, buffer: Any, block: Any, leaf: int, at: Sequence[Any]) -> Any:
+        with jax.named_scope(scope_name(leaf)):
+            return _update(buffer, to_host(block), at)
+
+    def _compute(self, blocks: Mapping[int, Any], at: Sequence[Any]) -> dict[int, Any]:
+        """Every value of the group, of the block that begins at `at`."""
+        group = self.group
+        values = {**blocks, **self.scalars}
+        for position in group.nodes:
+            node = self.program.nodes[position]
+            operands = [
+                atom.val
+                if number is None
+                else values[number]
+                if number in values
+                else self._spread(node, number, at)
+                for number, atom in zip(node.inputs, node.equation.invars, strict=True)
+            ]
+            if node.equation.primitive.name == "broadcast_in_dim":
+                axes = range(operands[0].ndim)
+                out = [jax.lax.broadcast_in_dim(operands[0], group.cut.block, axes)]
+            else:
+                out = bind(node.equation, operands)
+            values.update(zip(node.outputs, out, strict=True))
+        return values
+
+    def _spread(self, node: Node, number: int, at: Sequence[Any]) -> Any:
+        """Of an array that is broadcast, the part that belongs to the block at `at`."""
+        cut, whole = self.group.cut, self.env[number]
+        axes = node.equation.params.get("broadcast_dimensions", range(whole.ndim))
+        shape = [1] * len(cut.view)
+        for axis, size in zip(axes, whole.shape, strict=True):
+            shape[axis] = size
+        whole = jnp.reshape(whole, cut.viewed(shape))
+        cuts = [mine == size for mine, size in zip(whole.shape, cut.shape, strict=True)]
+        starts = [a if c else 0 for a, c in zip(at, cuts, strict=True)]
+        block = [b if c else 1 for b, c in zip(cut.block, cuts, strict=True)]
+        return _slice(whole, starts, block)
+
+
+def _slice(whole: Any, at: Sequence[Any], block: Sequence[int]) -> Any:
+    return jax.lax.dynamic_slice(whole, at, block, allow_negative_indices=False)
+
+
+def _update(whole: Any, part: Any, at: Sequence[Any]) -> Any:
+    return jax.lax.dynamic_update_slice(whole, part, at, allow_negative_indices=False)
+
+
+def _starts(cut: Cut, index: Any) -> list[Any]:
+    """Where block `index` begins."""
+    starts: list[Any] = [jnp.int32(0)] * len(cut.shape)
+    for axis in reversed(range(len(cut.shape))):
+        if cut.grid[axis] > 1:
+            place = index if axis == cut.first_axis else index % cut.grid[axis]
+            starts[axis] = place * cut.block[axis]
+            index = index // cut.grid[axis]
+    return starts
+
+
+def _after(starts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """`starts`, none of them negative, through arithmetic that needs `values` first.
+
+    Of each value one element is made an integer that is not positive, and the larger of
+    that and a start is the start; the compiler cannot know.
+    """
+    number = jnp.int32(0)
+    for value in values:
+        element = jax.lax.slice(value, [0] * value.ndim, [1] * value.ndim)
+        element = jax.lax.convert_element_type(element.reshape(()), jnp.int32)
+        number = jax.lax.min(number, element)
+    return [jax.lax.max(jnp.int32(s), number) for s in starts] if values else [*starts]

@@ -236,7 +236,8 @@ def main() -> None:
     arguments = parser.parse_args()
     # What is not measured this time is kept from the last.
     old = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    found = {"plans": old.get("plans", []), "depth": old.get("depth")}
+    plans = [plan for plan in old.get("plans", []) if "step" in plan]
+    found = {"plans": plans, "depth": old.get("depth")}
     if not arguments.plans_only:
         found["depth"] = depths(arguments.rounds)
         write(found)

@@ -23,6 +23,8 @@ from ._units import format_bytes, format_seconds
 MOST_COMPILES = 4
 _SETTLING_ROUNDS = 5
 _SOLVING_SECONDS = 0.5
+_ENOUGH_SOLVING = 0.8
+"""Seconds of solving after which decisions that fit are not brought closer."""
 _SETTLED = 0.002
 """Part of the budget within which model and prediction agree."""
 
@@ -307,7 +309,8 @@ class Search:
                 following += int(0.005 * number * self.budget)
             close = min(abs(step), enough - too_small) < _SETTLED * self.budget
             again = solution.decisions in too_big
-            if best is not None and (close or again or number >= _SETTLING_ROUNDS):
+            late = self.solving_seconds > _ENOUGH_SOLVING or number >= _SETTLING_ROUNDS
+            if best is not None and (close or again or late):
                 break
             if predicted > target:
                 too_big.add(solution.decisions)

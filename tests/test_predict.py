@@ -29,6 +29,15 @@ def predict(function, *specs, platform="gpu", **options):
     return _predict.predict_memory(graph, platform)
 
 
+def total(figures):
+    return (
+        figures.argument_size_in_bytes
+        + figures.output_size_in_bytes
+        - figures.alias_size_in_bytes
+        + figures.temp_size_in_bytes
+    )
+
+
 def spec(*shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -201,12 +210,7 @@ def test_within_a_quarter_of_what_is_compiled(name, stacked, remat, usual_promot
     platform = "tpu" if name == "v5p-8" else "gpu"
     predicted = _predict.predict_memory(graph, platform)
     figures = lowered.compile().memory_analysis()
-    compiled = (
-        figures.argument_size_in_bytes
-        + figures.output_size_in_bytes
-        - figures.alias_size_in_bytes
-        + figures.temp_size_in_bytes
-    )
+    compiled = total(figures)
     assert predicted.argument == pytest.approx(figures.argument_size_in_bytes, rel=0.01)
     assert predicted.device_total == pytest.approx(compiled, rel=0.25)
 
@@ -253,10 +257,5 @@ def test_what_libtpu_counts_twice(kept, donate, update, usual_promotion):
     graph = _mlir.read_graph(lowered.compiler_ir())
     predicted = _predict.predict_memory(graph, "tpu")
     figures = lowered.compile().memory_analysis()
-    compiled = (
-        figures.argument_size_in_bytes
-        + figures.output_size_in_bytes
-        - figures.alias_size_in_bytes
-        + figures.temp_size_in_bytes
-    )
+    compiled = total(figures)
     assert predicted.device_total == pytest.approx(compiled, rel=0.06)

@@ -21,6 +21,8 @@ from planned_models import (
     weights,
 )
 from stowax._errors import ArgumentError, CompileError, StepError
+from stowax._rewrite import Options
+from stowax._trace import trace_step
 
 ARGS = arguments(rows=64)
 
@@ -60,6 +62,20 @@ def test_gradients_that_reach_no_output():
     text = refused(StepError, step, *ARGS)
     assert text.startswith("step: its gradients reach none of its outputs")
     assert "Return the new parameters and optimizer state" in text
+
+
+def test_gradients_made_in_a_loop_are_not_missed():
+    def step(params, x):
+        jax.grad(mean_square)(params, x)  # this one is dropped
+
+        def accumulate(total, part):
+            grads = jax.grad(mean_square)(params, part)
+            return jax.tree.map(jnp.add, total, grads), None
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return jax.lax.scan(accumulate, zeros, x.reshape(2, -1, WIDTH))[0]
+
+    assert trace_step(step, ARGS, Options()).stacks
 
 
 def test_a_step_that_is_jitted_already():

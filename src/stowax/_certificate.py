@@ -11,7 +11,7 @@ import dataclasses
 
 from ._describe import unplanned_seconds
 from ._loop import Attempt, Search
-from ._planner import OPTIMAL_GAP, evaluate
+from ._planner import OPTIMAL_GAP, base_seconds, evaluate
 from ._stages import Outcome, Problem
 
 _TIGHT = 0.02
@@ -64,8 +64,8 @@ def certify(search: Search, best: Attempt) -> Certificate:
 def _bound(search: Search, best: Attempt, problem: Problem) -> float:
     """Seconds below which no plan is known to be possible.
 
-    The solver's bound, unless an attempt that fits is faster; and nothing but the step
-    without recomputation where the smallest plan had to do, and leaves room.
+    The solver's bound, unless an attempt that fits is faster; and no more than what
+    holds for every plan where the smallest one had to do, and leaves room.
     """
     assert best.solution is not None
     assert best.decisions is not None
@@ -76,5 +76,5 @@ def _bound(search: Search, best: Attempt, problem: Problem) -> float:
     ]
     room = search.budget - best.measured.compiled_bytes
     if best.decisions in search.least and room > _TIGHT * search.budget:
-        rivals.append(unplanned_seconds(search.survey, problem))
+        rivals.append(base_seconds(problem))
     return min([search.bound_seconds(best.solution), *rivals])

@@ -7,6 +7,7 @@ but without their names: the scope around an explicit update survives into the c
 program, and so every planned copy can be looked for there.
 
 The buffer is made from `jax.lax.empty`: zeros would exist on the device first, whole.
+Kept values have such buffers on the device (`empty_layers`): a GPU would write zeros.
 """
 
 from typing import Any

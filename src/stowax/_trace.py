@@ -176,7 +176,7 @@ def _backward_is_dead(jaxpr: Any) -> bool:
     needed = {v for v in opened.outvars if not isinstance(v, _jax.Literal)}
     found = False
     for equation in reversed(opened.eqns):
-        backward = "transpose(" in _jax.name_stack(equation)
+        backward = _is_backward(equation)
         if _jax.has_effects(equation) or not needed.isdisjoint(equation.outvars):
             if backward:
                 return False
@@ -184,6 +184,19 @@ def _backward_is_dead(jaxpr: Any) -> bool:
             needed.update(inputs)
         found |= backward
     return found
+
+
+def _is_backward(equation: Any) -> bool:
+    """Whether an equation, or one inside of it (a loop over microbatches), is one."""
+    if "transpose(" in _jax.name_stack(equation):
+        return True
+    inner = [x for p in equation.params.values() for x in (p if _many(p) else (p,))]
+    jaxprs = [_jax.open_jaxpr(x) for x in inner if hasattr(x, "eqns")]
+    return any(_is_backward(e) for jaxpr in jaxprs for e in jaxpr.eqns)
+
+
+def _many(parameter: Any) -> bool:
+    return isinstance(parameter, tuple | list)
 
 
 def _in_other_words(error: Exception) -> Exception:

@@ -12,3 +12,4 @@ from ._solve import OPTIMAL_GAP as OPTIMAL_GAP
 from ._solve import curve as curve
 from ._solve import smallest as smallest
 from ._solve import solve as solve
+from ._tables import base_seconds as base_seconds

@@ -72,7 +72,9 @@ def temporaries(row_major):
 
 def test_a_stack_is_not_transposed_between_the_loops(usual_promotion):
     fixed, predicted = temporaries(row_major=True)
-    assert fixed == pytest.approx(predicted, rel=0.15)
+    # Compilers differ by a layer's working value or two; a transposed stack is more.
+    layer = WEIGHTS / LAYERS
+    assert abs(fixed - predicted) < 2 * layer
     assert fixed < 1.7 * WEIGHTS  # the stack once, and a layer's working memory
     assert wants_row_major(stowax.target("h200"))
-    assert temporaries(row_major=False)[0] > fixed + 0.5 * WEIGHTS
+    assert temporaries(row_major=False)[0] > fixed + 3 * layer

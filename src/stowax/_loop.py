@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from ._forecast import Forecast
 from ._options import overlap_options
-from ._planner import evaluate, smallest, solve
+from ._planner import baselines, evaluate, smallest, solve
 from ._stages import Decisions, Evaluation, Link, Problem, Solution
 from ._survey import Survey, predict
 from ._trial import Measured, compile_and_read
@@ -114,6 +114,15 @@ class Search:
         if fitting:
             return min(fitting, key=lambda a: a.measured.step_seconds)
         return min(self.attempts, key=lambda a: a.measured.compiled_bytes)
+
+    def try_host_memory(self) -> None:
+        """Traces the step with its layers' inputs in host memory, before all else.
+
+        Where JAX refuses that, its error comes now, not after the first compile. Where
+        it does not, nothing is lost: the plan's report asks for this prediction.
+        """
+        if self.survey.bodies:
+            self.forecast.predicted(baselines(self.problem())["offload layer inputs"])
 
     @property
     def _may_donate(self) -> bool:

@@ -254,6 +254,7 @@ def _run(search: Search) -> tuple[Search, Attempt]:
     take values of one memory space only.
     """
     try:
+        search.try_host_memory()
         return search, search.run()
     except ValueError as error:
         if isinstance(error, StowaxError) or "memory_space" not in str(error):

@@ -31,9 +31,10 @@ _SETTLED = 0.002
 _SLACK = 0.002
 """Part of the budget left free: solvers and allocators round."""
 
-_CAUTION = (0.0, 0.5, 2.0)
-"""Standard deviations of the forecast added to it, after that many programs that were
-too big. Once something fits, the middle one: a miss costs a compile then, no more."""
+_CAUTION = (0.0, 0.5, 2.0, 4.0)
+"""Standard deviations of the forecast added to it: before anything was too big; when a
+miss costs a compile and no more; after one; and where this is the last compile, and
+nothing fits yet."""
 _WORTH_ANOTHER_COMPILE = 0.005
 """Part of the step's time below which a gain does not pay for another compile."""
 
@@ -106,10 +107,8 @@ class Search:
             if not any(a.donated == self._may_donate for a in self.attempts):
                 self._compile_plain(donate=self._may_donate)
             return min(self.attempts, key=lambda a: a.measured.compiled_bytes)
-        while len(self.attempts) < MOST_COMPILES:
-            last = len(self.attempts) == MOST_COMPILES - 1
-            if not self._another_round(last):
-                break
+        while len(self.attempts) < MOST_COMPILES and self._another_round():
+            pass
         fitting = [a for a in self.attempts if self._fits(a)]
         if fitting:
             return min(fitting, key=lambda a: a.measured.step_seconds)
@@ -167,7 +166,9 @@ class Search:
             _, prediction = predict(
                 self.survey, self.survey.jitted(None, donate=donate)
             )
-            if prediction.device_total <= self.budget * self._doubt:
+            seen = sum(a.measured.excess for a in self.attempts)
+            doubt = 1 + _SLACK if self.attempts else self._doubt
+            if prediction.device_total + seen <= self.budget * doubt:
                 attempt = self._compile_plain(donate=donate)
                 if self._fits(attempt):
                     return attempt
@@ -223,7 +224,7 @@ class Search:
         )
         return dataclasses.replace(problem, link=link)
 
-    def _another_round(self, last: bool) -> bool:
+    def _another_round(self) -> bool:
         """One more program; false when there is nothing left worth compiling."""
         anything_fits = any(self._fits(a) for a in self.attempts if a.decisions)
         if anything_fits:
@@ -231,7 +232,7 @@ class Search:
             if self._known(solution.decisions) or not self._worth_it(solution):
                 return False
         else:
-            ways = [self._smallest] if last else [self._settle, self._smallest]
+            ways = (self._settle, self._smallest)
             found = [s for way in ways if not self._known((s := way()).decisions)]
             if not found:
                 return False
@@ -334,6 +335,8 @@ class Search:
         left = MOST_COMPILES - len(self.attempts)
         if any(fits) or (len(fits) == 1 and left > 2):
             return _CAUTION[1]
+        if left == 1:
+            return _CAUTION[3]
         return _CAUTION[2] if fits else _CAUTION[0]
 
     def _compile(self, solution: Solution) -> Attempt:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stowax._apply import StackPlan, apply_decisions
+from stowax._apply import StackPlan, StepPlan, apply_decisions
 from stowax._jaxpr import is_float
 from stowax._rewrite import Options
 from stowax._trace import available, store_all, trace_step
@@ -84,7 +84,7 @@ def planned(step, args, choose, options=None, traced=None):
     """The step under decisions."""
     options = options or Options()
     traced = traced or trace_step(step, args, options)
-    return apply_decisions(step, plans(traced, choose), options)
+    return apply_decisions(step, StepPlan(stacks=plans(traced, choose)), options)
 
 
 def counts(traced):

@@ -143,15 +143,40 @@ def small_bodies(draw, name="layer", most_operations=4):
     )
 
 
+def state(*sizes, seconds=0.0, reserved=0, allowed=STORE):
+    """A body of the phase "update" with arrays of these bytes."""
+    return Body(
+        name="state",
+        count=1,
+        values=tuple(
+            value(i, bytes=n, needed=True, allowed=allowed, role="optimizer state")
+            for i, n in enumerate(sizes)
+        ),
+        operations=(),
+        forward_seconds=0.0,
+        backward_seconds=seconds,
+        points=(Point(reserved_bytes=reserved, live=()),),
+        phase="update",
+    )
+
+
 @st.composite
 def small_problems(draw, most_bodies=2):
-    """One body of up to four operations, or two of up to two."""
+    """One body of up to four operations, or two of up to two; perhaps state."""
     if draw(st.integers(1, most_bodies)) == 1:
         bodies = [draw(small_bodies())]
     else:
         bodies = [
             draw(small_bodies(n, most_operations=2)) for n in ("encoder", "decoder")
         ]
+    if draw(st.booleans()):
+        sizes = draw(st.lists(st.integers(1, 90), min_size=1, max_size=2))
+        allowed = draw(st.sampled_from([STORE, STORE, {"keep"}]))
+        seconds = draw(st.integers(0, 8)) / 4
+        reserved = draw(st.integers(0, 300))
+        bodies.insert(
+            0, state(*sizes, seconds=seconds, reserved=reserved, allowed=allowed)
+        )
     return problem(
         *bodies,
         device_bytes=draw(st.integers(1, 700)),

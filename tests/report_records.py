@@ -133,7 +133,9 @@ PLAN = PlanRecord(
         ),
     ),
     arguments=(
-        ArgumentRecord(path="state", shape=(4,), dtype="float32", role="parameter"),
+        ArgumentRecord(
+            path="state", shape=(4,), shard=(4,), dtype="float32", role="parameter"
+        ),
     ),
     donate_argnums=(0,),
     compiler_options={},

@@ -65,8 +65,7 @@ def temporaries(row_major):
         "keep" if v.index in kept else "recompute" if v.needed else None
         for v in body.values
     )
-    jitted = survey.jitted(survey.stack_plans((decisions,)))
-    lowered, prediction = _survey.predict(survey, jitted)
+    lowered, prediction = _survey.predict(survey, survey.step_plan((decisions,)))
     return lowered.compile().memory_analysis().temp_size_in_bytes, prediction.temp
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._target import targets as targets
     from ._plan import Plan as Plan
     from ._plan import load_plan as load_plan
-    from ._plan import plan as plan
+    from ._planning import plan as plan
     from ._inspect import inspect as inspect
 
 _LATER = {
@@ -24,7 +24,7 @@ _LATER = {
     "targets": "_target",
     "Plan": "_plan",
     "load_plan": "_plan",
-    "plan": "_plan",
+    "plan": "_planning",
     "inspect": "_inspect",
 }
 

@@ -20,6 +20,7 @@ from ._mark import handling
 from ._pipeline import Stack, Stored
 from ._plan_record import ArgumentRecord
 from ._rewrite import Options, Rewriter
+from ._stream import Hosted, stream_state
 from ._trace import available, check_step
 
 STORED = ("keep", "offload", "offload early")
@@ -37,9 +38,20 @@ class StackPlan:
     stored: Stored
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What a plan does to a step: what each stack stores, which state the host holds.
+
+    `hosted` has the arguments in host memory, by flat position.
+    """
+
+    stacks: Mapping[str, StackPlan]
+    hosted: Hosted | None = None
+
+
 def apply_decisions(
     step: Callable[..., Any],
-    stacks: Mapping[str, StackPlan] | None,
+    plan: StepPlan | None,
     options: Options,
     *,
     donate: tuple[int, ...] = (),
@@ -50,7 +62,7 @@ def apply_decisions(
     """`jax.jit(step)` under the given decisions; `None` for none at all.
 
     **Arguments:** `arguments` are those that the decisions were made for; `None` leaves
-    them unchecked.
+    them unchecked. `donate` has to name every argument with state in host memory.
 
     **Raises:** while tracing, `PlanMismatchError` if the step is not the one that the
     decisions were made for.
@@ -61,8 +73,9 @@ def apply_decisions(
         donate_argnums=donate,
         compiler_options=dict(compiler_options) if compiler_options else None,
     )
-    if stacks is None:
+    if plan is None:
         return jit(_checking(step, arguments))
+    stacks = plan.stacks
     unused = set(stacks)
 
     def choose(stack: Stack, body: LinearizedBody) -> Stored:
@@ -94,7 +107,8 @@ def apply_decisions(
             )
         return out
 
-    return jit(_checking(planned, arguments))
+    whole = stream_state(planned, plan.hosted) if plan.hosted else planned
+    return jit(_checking(whole, arguments))
 
 
 def _checking(

@@ -14,7 +14,7 @@ is handed to the GPU's compiler (`compile_devices` below).
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -238,6 +238,15 @@ def put_specs(devices: tuple[Any, ...], specs: Any) -> Any:
         return leaf
 
     return jax.tree.map(put, specs)
+
+
+def put_in_host_memory(specs: Any, positions: Collection[int]) -> Any:
+    """`specs` with the arrays at these flat positions in pinned host memory."""
+    leaves, structure = jax.tree.flatten(specs)
+    for i in positions:
+        sharding = leaves[i].sharding.with_memory_kind("pinned_host")
+        leaves[i] = leaves[i].update(sharding=sharding)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def any_sharded(specs: Any) -> bool:

@@ -27,6 +27,7 @@ def decision_records(
                 continue
             if not value.needed and decision == "recompute":
                 continue
+            count = _count(survey, body, value)
             records.append(
                 DecisionRecord(
                     stack=body.name,
@@ -36,8 +37,8 @@ def decision_records(
                     role=value.role,
                     shape=value.shape,
                     dtype=value.dtype,
-                    count=body.count,
-                    bytes=value.bytes,
+                    count=count,
+                    bytes=value.bytes * body.count // count,
                     decision=decision,
                     reason=_reason(survey, body, value, decision),
                     pinned=pinned.get((body.name, value.index)),
@@ -46,12 +47,36 @@ def decision_records(
     return tuple(records)
 
 
+def _count(survey: Survey, body: Body, value: Value) -> int:
+    """How many arrays a value stands for: one a layer, or all that are alike."""
+    if body.phase == "layers" or survey.state is None:
+        return body.count
+    return len(survey.state.leaves[value.index])
+
+
+def _state_reason(survey: Survey, value: Value, decision: Decision) -> str:
+    """Why an array of the step's state is where it is."""
+    why = survey.state.reasons[value.index] if survey.state else ""
+    link = survey.target.link
+    out, back = value.bytes / link.device_to_host, value.bytes / link.host_to_device
+    seconds = format_seconds(max(out, back))
+    if decision == "keep":
+        only = value.allowed == {"keep"}
+        moving = f"its copies would take {seconds}"
+        return f"it stays: {why}" if only and why else moving
+    if why:
+        return f"copies take {seconds}; as a whole on the device at its turn: {why}"
+    return f"streams through the update in blocks; its copies take {seconds} each way"
+
+
 def _reason(
     survey: Survey,
     body: Body,
     value: Value,
     decision: Decision,
 ) -> str:
+    if body.phase == "update":
+        return _state_reason(survey, value, decision)
     link = survey.target.link
     out = value.bytes / link.device_to_host
     again = _again(body, value)
@@ -77,9 +102,11 @@ def stack_records(
     survey: Survey, decisions: Decisions | None, evaluation: Evaluation | None
 ) -> tuple[StackRecord, ...]:
     """One record per repeated body, with what it stores."""
-    plans = survey.stack_plans(decisions) if decisions is not None else {}
+    plans = survey.step_plan(decisions).stacks if decisions is not None else {}
     records = []
     for k, body in enumerate(survey.bodies):
+        if body.phase == "update":
+            continue
         traced = survey.step.stacks[body.name]
         plan = plans.get(body.name)
         records.append(
@@ -189,6 +216,8 @@ def in_the_way(survey: Survey) -> tuple[str, ...]:
         sizes[argument.role] = size
     found = [(size, f"{role}: {format_bytes(size)}") for role, size in sizes.items()]
     for body in survey.bodies:
+        if body.phase == "update":
+            continue
         working = sum(v.bytes for v in body.values if v.needed and not v.available)
         source = survey.step.stacks[body.name].stack.source
         what = f"backward pass of one layer at {source}"

@@ -47,8 +47,8 @@ class Forecast:
     def predicted(self, decisions: Decisions) -> int:
         """Bytes read off the lowered program, whatever was compiled so far."""
         if decisions not in self.predictions:
-            jitted = self.survey.jitted(self.survey.stack_plans(decisions))
-            _, prediction = predict(self.survey, jitted)
+            plan = self.survey.step_plan(decisions)
+            _, prediction = predict(self.survey, plan)
             self.predictions[decisions] = prediction.device_total
         return self.predictions[decisions]
 

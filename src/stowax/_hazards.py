@@ -23,8 +23,13 @@ HAZARD_KINDS: Mapping[str, str] = {
 
 # Smaller copies are loop counters and scalars: the latency of a copy, not its bytes.
 _NOTABLE_BYTES = 64 * 1024
+# A copy that takes less than this part of the step is not worth anybody's time either.
+_NOTABLE_PART = 0.01
 # Under less than this part of the work that there is, a copy is not overlapped at all.
 _OVERLAPPED = 0.1
+# From this part of a loop's time on, a direction of the link is busy all the time: the
+# loop waits for the link, however its copies are arranged.
+_BUSY = 0.8
 # XLA's rematerialization pass names its clones `x.remat`, `x.remat2`,
 # `x.remat_compressed`. JAX's own `remat2` tuples begin with the word and carry no dot
 # before it.
@@ -139,6 +144,8 @@ def _synchronous_copy(context: Context) -> Iterator[Hazard]:
         if transfer.total_bytes < _NOTABLE_BYTES:
             continue
         once = _link_seconds(transfer, context.link)
+        if once * transfer.trips < _NOTABLE_PART * context.timeline.step_seconds:
+            continue
         computation = context.program.computations[transfer.computation]
         if transfer.asynchronous:
             # At the two ends of a step there is nothing to hide a copy under; inside a
@@ -146,6 +153,8 @@ def _synchronous_copy(context: Context) -> Iterator[Hazard]:
             if transfer.trips <= 1:
                 continue
             work = sum(_work(context, item) for item in computation.instructions)
+            if _busy(context, transfer) >= _BUSY:
+                continue
             hidden = _hidden(context, computation, transfer)
             # A copy longer than the body cannot be hidden entirely, however early it
             # starts: what counts is the part of the possible.
@@ -170,6 +179,22 @@ def _synchronous_copy(context: Context) -> Iterator[Hazard]:
             count=transfer.trips,
             seconds=once * transfer.trips,
         )
+
+
+def _busy(context: Context, transfer: Transfer) -> float:
+    """The part of a trip of a copy's loop in which the busier direction is busy."""
+    found = [
+        t for t in context.program.transfers if t.computation == transfer.computation
+    ]
+    names = {name for t in found for name in (t.start, t.done)}
+    trip = max(
+        (i.period for i in context.timeline.intervals if i.name in names), default=0.0
+    )
+    busiest = max(
+        sum(_link_seconds(t, context.link) for t in found if t.direction == direction)
+        for direction in ("host-to-device", "device-to-host")
+    )
+    return busiest / trip if trip else 0.0
 
 
 def _hidden(context: Context, computation: Computation, transfer: Transfer) -> float:

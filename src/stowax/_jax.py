@@ -141,6 +141,11 @@ def aval_of(value: Any) -> Any:
     return _core.typeof(value)
 
 
+def in_host_memory(value: Any) -> bool:
+    """Whether a value's type says that it is in host memory (JAX 0.10 to 0.12)."""
+    return aval_of(value).memory_space == jax.memory.Space.Host
+
+
 def retype(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, traced as if `jax.disable_jit` were not in effect.
 

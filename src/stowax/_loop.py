@@ -163,9 +163,7 @@ class Search:
         for donate in ways:
             if donate and not self._may_donate and True in ways[1:]:
                 continue
-            _, prediction = predict(
-                self.survey, self.survey.jitted(None, donate=donate)
-            )
+            _, prediction = predict(self.survey, None, donate=donate)
             seen = sum(a.measured.excess for a in self.attempts)
             doubt = 1 + _SLACK if self.attempts else self._doubt
             if prediction.device_total + seen <= self.budget * doubt:
@@ -245,16 +243,18 @@ class Search:
         """Whether copies are waited for; then the planner's link becomes slower.
 
         The model lets a copy hide in all of a layer's arithmetic; the compiled schedule
-        may not. What was waited for is charged to the bytes that moved, so that the
-        next decisions offload less, or something whose copy hides.
+        may not. What was waited for beyond what the model expects is charged to the
+        bytes that moved, so that the next decisions offload less, or something whose
+        copy hides.
         """
         if attempt.measured.inspection is None or attempt.evaluation is None:
             return False
         timeline = attempt.measured.inspection.timeline
-        if timeline.exposed_seconds < _WORTH_HIDING * timeline.step_seconds:
+        surprising = timeline.exposed_seconds - attempt.evaluation.exposed_seconds
+        if surprising < _WORTH_HIDING * timeline.step_seconds:
             return False
         moving = timeline.device_to_host_seconds + timeline.host_to_device_seconds
-        self.link_share *= moving / (moving + 2 * timeline.exposed_seconds)
+        self.link_share *= moving / (moving + 2 * surprising)
         return True
 
     def _known(self, decisions: Decisions) -> bool:
@@ -351,7 +351,7 @@ class Search:
         measured = compile_and_read(
             survey,
             f"plan {number}",
-            survey.stack_plans(solution.decisions),
+            survey.step_plan(solution.decisions),
             options,
             correction=self.forecast.excess(solution.decisions),
             donate=self._may_donate,

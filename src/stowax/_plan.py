@@ -1,42 +1,22 @@
-"""`plan`, the front door: a step and a budget in, a `Plan` with a certificate out.
+"""A `Plan`: the record of what was decided, with the methods that need JAX.
 
-The order of things: trace the step (`_trace`), survey it on the target (`_survey`), run
-the closed loop (`_loop`), write down what came out (`_describe`). A `Plan` is that
-record with the three methods that need JAX.
+`stowax.plan` makes one (`_planning`), `load_plan` reads one back. `apply` puts it into
+effect on a step, `place` and `specs` on the step's arguments.
 """
 
-import dataclasses
-import importlib.metadata
-import platform
-import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from . import _asked
-from ._apply import StackPlan, apply_decisions, attach_options
-from ._certificate import certify
-from ._describe import (
-    baseline_records,
-    decision_records,
-    in_the_way,
-    notes,
-    stack_records,
-)
-from ._errors import ArgumentError, PlanMismatchError, StowaxError
-from ._loop import Attempt, Search
-from ._machine import Target
-from ._options import wants_row_major
-from ._plan_record import ArgumentRecord, PinPrice, PlanRecord, read_record
-from ._planner import solve
-from ._preferences import Preferences
+from ._apply import StackPlan, StepPlan, apply_decisions, attach_options
+from ._errors import PlanMismatchError
+from ._places import planned_kinds, put, spec_in
+from ._plan_record import PlanRecord, read_record
 from ._rewrite import Options
-from ._survey import Survey, take_survey
+from ._stream import Hosted
 from ._target import target as find_target
-from ._trace import Step, trace_step
-from ._trial import check_offloads
 from ._units import format_bytes
 
 
@@ -85,9 +65,10 @@ class Plan(PlanRecord):
             for s in self.stacks
             if s.stored is not None
         }
+        hosted = self._hosted()
         jitted = apply_decisions(
             step,
-            stacks or None,
+            StepPlan(stacks=stacks, hosted=hosted) if stacks or hosted else None,
             Options(
                 keep_checkpoint=self.keep_checkpoint,
                 roll=self.roll,
@@ -110,16 +91,25 @@ class Plan(PlanRecord):
         for one argument, a tuple for several.
         """
         specs = find_target(self.target).specs(*args)
-        return specs[0] if len(args) == 1 else tuple(specs)
+        kinds = planned_kinds(self.arguments, args)
+        placed = jax.tree.map(spec_in, specs, kinds)
+        return placed[0] if len(args) == 1 else tuple(placed)
 
     def place(self, *args: Any) -> Any:
         """`args` with every array where the plan wants it.
 
-        Arrays that are there already are returned as they are, not copied.
+        Arrays that are there already are returned as they are, not copied. Any of the
+        step's arguments may be given, alone or together: they are told apart by their
+        structure, shapes and dtypes.
 
         **Returns:** one for one argument, a tuple for several.
+
+        ```python
+        state = plan.place(state)
+        ```
         """
-        placed = jax.tree.map(_on_device, args)
+        kinds = planned_kinds(self.arguments, args)
+        placed = jax.tree.map(put, args, kinds)
         return placed[0] if len(args) == 1 else placed
 
     def as_code(self) -> str:
@@ -131,19 +121,25 @@ class Plan(PlanRecord):
 
         return plan_as_code(self)
 
+    def _hosted(self) -> Hosted | None:
+        """The arguments in host memory, as `apply` needs them."""
+        mine = {
+            i: argument
+            for i, argument in enumerate(self.arguments)
+            if argument.memory_kind != "device"
+        }
+        if not mine:
+            return None
+        return Hosted(
+            updates={i: a.output for i, a in mine.items() if a.output is not None},
+            shards={i: a.shard for i, a in mine.items()},
+            in_turn=find_target(self.target).platform != "tpu",
+        )
+
     def __str__(self) -> str:
         from .report import plan_text
 
         return plan_text(self)
-
-
-def _on_device(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array) and leaf.sharding.memory_kind in (None, "device"):
-        return leaf
-    sharding = getattr(leaf, "sharding", None)
-    if sharding is None or sharding.memory_kind in (None, "device"):
-        return jax.device_put(leaf)
-    return jax.device_put(leaf, sharding.with_memory_kind("device"))
 
 
 def load_plan(path: Any) -> Plan:
@@ -153,240 +149,3 @@ def load_plan(path: Any) -> Plan:
     `PlanMismatchError` for one written by a stowax with another format.
     """
     return Plan(**read_record(path))
-
-
-def plan(
-    step: Callable[..., Any],
-    *args: Any,
-    budget: int | str | None = None,
-    host_budget: int | str | None = None,
-    target: str | Target | None = None,
-    pin: Mapping[str, str] | None = None,
-    forbid: Collection[str] = (),
-    keep_checkpoint: bool = False,
-    roll: bool = True,
-    donate: bool | None = None,
-    compiler_options: Mapping[str, Any] | None = None,
-    progress: _asked.Progress = None,
-) -> Plan:
-    """Decides what `step` keeps, offloads and computes again, and proves that it fits.
-
-    **Arguments:**
-
-    - `step`: the training step, not jitted; somewhere in it a function marked with
-      `stowax.stow` is differentiated.
-    - `args`: what it is called with: pytrees of arrays or `jax.ShapeDtypeStruct`s.
-      Without shardings they are planned for one device of the target.
-    - `budget`: device memory per device, bytes or text (`"16GiB"`); `None`: what the
-      target has. `host_budget`: host memory per device, likewise.
-    - `target`: a name (`"v5p-8"`) or a `Target`; `None`: the attached device.
-    - `pin`: pattern → decision, on names, roles and source lines of values
-      (`{"*attention*": "keep"}`). `forbid`: decisions that may not be used
-      (`"offload"`, or `"recompute:*attention*"` for some values).
-    - `keep_checkpoint`: leave the user's own `jax.checkpoint` calls inside repeated
-      layers as they are; by default the plan decides anew.
-    - `roll`: look for the repeating blocks of unrolled loops.
-    - `donate`: whether the state's buffers are donated; `None`: where the memory is
-      needed.
-    - `compiler_options`: XLA's, added to the plan's own.
-    - `progress`: called with lines of text; `None`: standard error, if planning takes
-      over two seconds; `False`: nothing.
-
-    **Returns:** a `Plan`; `fits` says whether its compiled program stays within the
-    budget.
-
-    **Raises:** `ArgumentError` and `StepError` for what cannot be planned, naming the
-    argument; `CompileError` with the compiler's words; `OffloadVanishedError` if a
-    planned copy is not in the compiled program.
-
-    ```python
-    plan = stowax.plan(train_step, state, batch, budget="16GiB", target="v5p-8")
-    print(plan)
-    ```
-    """
-    started = time.perf_counter()
-    _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
-    say = _asked.sayer(progress, started)
-    machine = target if isinstance(target, Target) else find_target(target)
-    device_limit = _asked.device_budget(budget, machine)
-    host_limit = _asked.host_budget(host_budget, machine)
-    options = Options(
-        keep_checkpoint=keep_checkpoint, roll=roll, row_major=wants_row_major(machine)
-    )
-    preferences = Preferences(pin=pin or {}, forbid=forbid)
-    specs = _specs(machine, args)
-    say(f"tracing {getattr(step, '__name__', 'the step')}")
-    traced = trace_step(step, specs, options)
-    found = len(traced.stacks)
-    bodies = "1 repeated body" if found == 1 else f"{found} repeated bodies"
-    say(f"surveying {bodies} on {machine.name}")
-    free = take_survey(step, specs, traced, machine, options)
-    survey = free.narrowed(preferences.allow)
-    preferences.check_matched()
-    search = Search(
-        survey=survey,
-        budget=device_limit,
-        host_budget=host_limit,
-        user_options=dict(compiler_options or {}),
-        donate=donate,
-        as_written=not _asks_for_more(free, survey),
-        say=say,
-    )
-    search, best = _run(search)
-    survey = search.survey
-    check_offloads(best.measured)
-    prices = _pin_prices(free, preferences, search)
-    return Plan(
-        **_identity(traced, machine, options),
-        **_figures(survey, search, best),
-        budget_bytes=device_limit,
-        host_budget_bytes=host_limit,
-        pins=prices,
-        decisions=_decisions(survey, best, preferences),
-        planning_seconds=time.perf_counter() - started,
-    )
-
-
-def _run(search: Search) -> tuple[Search, Attempt]:
-    """The search's result; without offloads where JAX refuses them.
-
-    Under `jax.vmap` of a gradient, or in a derivative of one, JAX has operations that
-    take values of one memory space only.
-    """
-    try:
-        search.try_host_memory()
-        return search, search.run()
-    except ValueError as error:
-        if isinstance(error, StowaxError) or "memory_space" not in str(error):
-            raise
-    search.say("JAX refuses host memory inside this step: planning without offloads")
-    staying = search.survey.narrowed(lambda v: v.allowed - {"offload"} or v.allowed)
-    staying = dataclasses.replace(staying, without_offloads=True)
-    search = dataclasses.replace(search, survey=staying)
-    return search, search.run()
-
-
-def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`args` on the target; an error names the argument as `plan` knows it."""
-    try:
-        return machine.specs(*args)
-    except ArgumentError as error:
-        name = error.argument.replace("specs[", "args[", 1)
-        raise ArgumentError(name, error.got, error.instead) from None
-
-
-def _asks_for_more(free: Survey, survey: Survey) -> bool:
-    """Whether the user wants something moved that could stay as it is.
-
-    The step as it is written does not do that, even where it fits.
-    """
-    return any(
-        value.needed and "keep" in value.allowed and "keep" not in narrowed.allowed
-        for body, wanted in zip(free.bodies, survey.bodies, strict=True)
-        for value, narrowed in zip(body.values, wanted.values, strict=True)
-        if not value.available
-    )
-
-
-def _identity(traced: Step, machine: Target, options: Options) -> dict[str, Any]:
-    return {
-        "step": traced.name,
-        "target": machine.name,
-        "device_kind": (machine.compile_devices or machine.devices)[0].device_kind,
-        "compile_only": machine.compile_only,
-        "keep_checkpoint": options.keep_checkpoint,
-        "roll": options.roll,
-        "row_major": options.row_major,
-        "arguments": tuple(
-            ArgumentRecord(
-                path=a.path,
-                shape=tuple(a.spec.shape),
-                dtype=str(a.spec.dtype),
-                role=a.role,
-            )
-            for a in traced.arguments
-        ),
-        "versions": _versions(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    found = {"jax": jax.__version__, "python": platform.python_version()}
-    for name in ("stowax", "jaxlib", "libtpu", "jax-cuda12-plugin"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
-    """The fields that come out of the loop."""
-    measured, evaluation = best.measured, best.evaluation
-    fits = best.fits(search.budget, search.host_budget)
-    timeline = measured.inspection.timeline if measured.inspection else None
-    certificate = certify(search, best)
-    return {
-        "fits": fits,
-        "outcome": certificate.outcome,
-        "device_bytes": measured.compiled_bytes,
-        "host_bytes": measured.host_bytes,
-        "predicted_device_bytes": search.forecast.expected(best.decisions)
-        if best.decisions
-        else measured.predicted_bytes,
-        "first_predicted_device_bytes": search.attempts[0].measured.predicted_bytes,
-        "step_seconds": measured.step_seconds,
-        "exposed_seconds": timeline.exposed_seconds if timeline else 0.0,
-        "model_seconds": certificate.model_seconds,
-        "bound_seconds": certificate.bound_seconds,
-        "gap": certificate.gap,
-        "binding": certificate.binding,
-        "seconds_per_gib": certificate.seconds_per_byte * 2**30,
-        "smallest_budget": search.smallest_budget(),
-        "stacks": stack_records(survey, best.decisions, evaluation),
-        "baselines": baseline_records(
-            search.forecast, search.problem(), search.host_budget, search.budget
-        ),
-        "trials": tuple(a.measured.trial for a in search.attempts),
-        "donate_argnums": survey.step.donate if best.donated else (),
-        "compiler_options": dict(best.options),
-        "unpriced": survey.unpriced,
-        "notes": notes(survey, fits),
-        "solving_seconds": search.solving_seconds,
-        "in_the_way": () if fits else in_the_way(survey),
-    }
-
-
-def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
-    if best.decisions is None or best.evaluation is None:
-        return ()
-    pinned = {
-        (body.name, value.index): pattern
-        for body in survey.bodies
-        for value in body.values
-        if (pattern := preferences.matched(value)) is not None
-    }
-    return decision_records(survey, best.decisions, pinned)
-
-
-def _pin_prices(
-    free: Survey, preferences: Preferences, search: Search
-) -> tuple[PinPrice, ...]:
-    """What each pin costs under the planner's model: with it, less without it."""
-    if not preferences.patterns() or not free.bodies:
-        return ()
-    whole = solve(search.problem()).evaluation.seconds
-    prices = []
-    for pattern, decision in preferences.patterns():
-        others = free.narrowed(preferences.without(pattern, decision).allow)
-        problem = search.problem(survey=others)
-        matched = preferences.count(pattern, decision)
-        prices.append(
-            PinPrice(
-                pattern=pattern,
-                decision=decision,
-                matched=matched,
-                seconds=max(0.0, whole - solve(problem).evaluation.seconds),
-            )
-        )
-    return tuple(prices)

@@ -18,7 +18,7 @@ from typing import Any
 from ._errors import ArgumentError, PlanMismatchError
 from ._stages import Decision, Outcome, Role
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +91,18 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentRecord:
-    """One array among the step's arguments, as it was planned for."""
+    """One array among the step's arguments, as it was planned for.
+
+    `shard` is the shape of one device's part of it, `output` the step's output that
+    takes its place, if one does (a flat position).
+    """
 
     path: str
     shape: tuple[int, ...]
+    shard: tuple[int, ...]
     dtype: str
     role: Role
+    output: int | None = None
     memory_kind: str = "device"
 
 

@@ -10,7 +10,8 @@ when the input is differentiated. Which arguments reach which names says the res
 - anything else is *other*.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,8 +42,21 @@ def observe(value: Any) -> Any:
     return observed(value)
 
 
-def find_roles(jaxpr: Any, input_count: int) -> tuple[tuple[Role, ...], bool]:
-    """The role of every input of a step's jaxpr; whether anything is differentiated.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """The role of every input of a step, and what becomes of its state.
+
+    `differentiated` says whether anything is at all. `updates` has, for parameters and
+    optimizer state, the output that takes an input's place (both flat positions).
+    """
+
+    roles: tuple[Role, ...]
+    differentiated: bool
+    updates: Mapping[int, int]
+
+
+def find_roles(jaxpr: Any, input_count: int) -> Roles:
+    """The roles of a step's inputs.
 
     The jaxpr is that of a step in which marked inputs went through `observe`.
     """
@@ -72,7 +86,33 @@ def find_roles(jaxpr: Any, input_count: int) -> tuple[tuple[Role, ...], bool]:
             roles.append("optimizer state")
         else:
             roles.append("other")
-    return tuple(roles), differentiated
+    return Roles(
+        roles=tuple(roles),
+        differentiated=differentiated,
+        updates=_pair(jaxpr, roles, outputs),
+    )
+
+
+def _pair(jaxpr: Any, roles: Sequence[Role], reached: Sequence[int]) -> dict[int, int]:
+    """State → the first output of its type that is made of it and not yet taken.
+
+    So a training loop's own order decides between arrays of one type: state goes in and
+    comes out as a tree of one structure.
+    """
+    opened = _jax.open_jaxpr(jaxpr)
+    free = list(range(len(opened.outvars)))
+    pairs: dict[int, int] = {}
+    for i, (role, variable) in enumerate(zip(roles, opened.invars, strict=True)):
+        if role not in ("parameter", "optimizer state"):
+            continue
+        kind = (variable.aval.shape, variable.aval.dtype)
+        for k in free:
+            aval = opened.outvars[k].aval
+            if (aval.shape, aval.dtype) == kind and reached[k] & 1 << i:
+                pairs[i] = k
+                free.remove(k)
+                break
+    return pairs
 
 
 def _flow(

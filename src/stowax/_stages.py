@@ -11,6 +11,7 @@ Decision = Literal["keep", "offload", "recompute"]
 Role = Literal[
     "activation", "parameter", "gradient", "optimizer state", "batch", "other"
 ]
+Phase = Literal["layers", "update"]
 Outcome = Literal["unneeded", "optimal", "feasible", "infeasible"]
 
 DECISIONS: tuple[Decision, ...] = ("keep", "offload", "recompute")
@@ -84,6 +85,11 @@ class Body:
     in which they can run. `forward_seconds` and `backward_seconds` are of one run of
     the body, the backward without any recomputation. `in_loop` is false for a body that
     runs once, in straight-line code: nothing can be offloaded there.
+
+    The body of the phase "update" runs once, at the end of the step; its values are
+    the step's state, which nothing can compute again. What is kept of it is on the
+    device throughout. What is offloaded streams in and out in blocks while the update
+    runs, which takes `backward_seconds`; no more than a block is on the device.
     """
 
     name: str
@@ -94,6 +100,7 @@ class Body:
     backward_seconds: float
     points: tuple[Point, ...]
     in_loop: bool = True
+    phase: Phase = "layers"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +114,9 @@ class Link:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """What the planner is asked: the bodies in forward order, and what there is.
+
+    A body of the phase "update", if there is one, comes first: its values are on the
+    device before anything runs.
 
     `device_bytes` is the whole budget of a device; `loss_reserved_bytes` is what is
     alive at the loss besides stored stacks; `host_bytes` what the host may hold per

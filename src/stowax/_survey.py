@@ -10,18 +10,23 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from . import _mlir
-from ._apply import StackPlan, apply_decisions
+from ._apply import StackPlan, StepPlan, apply_decisions
 from ._candidates import BodyCosts, Placement, make_body
+from ._compiled import LoweredProgram, put_in_host_memory
 from ._cost import cost_of_jaxpr, operation_seconds, program_seconds, seconds
 from ._cost_record import OperationCost, bytes_of
 from ._lowered import shards_by_scope
 from ._machine import Target
 from ._pipeline import scope_name
 from ._planner import baselines
-from ._predict import predict_memory
+from ._predict import MemoryPrediction, predict_memory
 from ._rewrite import Options
 from ._stages import Body, Decision, Decisions, Point, Problem, Value
+from ._state import State, device_bytes, find_state, shard_shape
+from ._stream import Hosted
 from ._trace import Step, TracedStack, store_all
 
 
@@ -29,9 +34,10 @@ from ._trace import Step, TracedStack, store_all
 class Survey:
     """A step on a target, ready to be planned.
 
-    `reserved_bytes` is what the step needs besides stored values, by the prediction for
-    a program that stores everything. `without_offloads` says that JAX refused host
-    memory in this step.
+    `bodies` are the layers' in forward order, before them the state's, if there is one
+    (`state.body`). `reserved_bytes` is what the step needs besides stored values, by
+    the prediction for a program that stores everything. `without_offloads` says that
+    JAX refused host memory in this step.
     """
 
     function: Callable[..., Any]
@@ -44,16 +50,20 @@ class Survey:
     reserved_bytes: int
     unpriced: tuple[str, ...]
     without_offloads: bool = False
+    state: State | None = None
 
     def problem(
         self, device_bytes: int, host_bytes: int, correction: int = 0
     ) -> Problem:
         """The planner's question, with `correction` bytes added to what is reserved."""
         reserved = self.reserved_bytes + correction  # below zero: live bytes fused away
+        at_update = min(reserved, self.update_bytes + correction)
         bodies = tuple(
             dataclasses.replace(
                 body,
-                points=(Point(reserved_bytes=reserved, live=_read_in_backward(body)),),
+                points=(Point(reserved_bytes=reserved, live=_read_in_backward(body)),)
+                if body.phase == "layers"
+                else (Point(reserved_bytes=at_update, live=()),),
             )
             for body in self.bodies
         )
@@ -79,10 +89,20 @@ class Survey:
         )
         return dataclasses.replace(self, bodies=bodies)
 
-    def stack_plans(self, decisions: Decisions) -> dict[str, StackPlan]:
-        """The planner's decisions as what each stack stores."""
-        plans = {}
+    @property
+    def update_bytes(self) -> int:
+        """What the update needs besides the state: parameters, gradients, the rest."""
+        step = zip(self.step.arguments, jax.tree.leaves(self.specs), strict=True)
+        needed = {"parameter": 2, "batch": 1, "other": 1}
+        return sum(needed.get(a.role, 0) * device_bytes(spec) for a, spec in step)
+
+    def step_plan(self, decisions: Decisions) -> StepPlan:
+        """The planner's decisions as what the step does."""
+        plans, hosted = {}, None
         for body, chosen in zip(self.bodies, decisions, strict=True):
+            if body.phase == "update":
+                hosted = self._hosted(chosen)
+                continue
             traced = self.step.stacks[body.name]
             plans[body.name] = StackPlan(
                 fingerprint=traced.body.forward.fingerprint,
@@ -92,23 +112,32 @@ class Survey:
                     if decision in ("keep", "offload")
                 },
             )
-        return plans
+        return StepPlan(stacks=plans, hosted=hosted)
 
-    def jitted(
-        self,
-        stacks: Mapping[str, StackPlan] | None,
-        *,
-        donate: bool = True,
-        label: bool = False,
-    ) -> Any:
-        """The jitted step under what is stored (`None`: as the user wrote it)."""
-        return apply_decisions(
+    def _hosted(self, chosen: Sequence[Decision | None]) -> Hosted | None:
+        specs = jax.tree.leaves(self.specs)
+        positions = self.state.hosted(chosen) if self.state else ()
+        if not positions:
+            return None
+        return Hosted(
+            updates={i: self.step.updates[i] for i in positions},
+            shards={i: shard_shape(specs[i]) for i in positions},
+            in_turn=self.target.platform != "tpu",
+        )
+
+    def lower(
+        self, plan: StepPlan | None, *, donate: bool = True, label: bool = False
+    ) -> LoweredProgram:
+        """The step under `plan` (`None`: as the user wrote it), lowered."""
+        jitted = apply_decisions(
             self.function,
-            stacks,
+            plan,
             self.options,
             donate=self.step.donate if donate else (),
             label=label,
         )
+        hosted = plan.hosted.shards if plan and plan.hosted else ()
+        return self.target.lower(jitted, *put_in_host_memory(self.specs, hosted))
 
 
 def take_survey(
@@ -131,26 +160,32 @@ def take_survey(
         unpriced=(),
     )
     placements = _placements(blank)
-    bodies = tuple(
+    layers = tuple(
         _body(traced, target, placements[name]) for name, traced in step.stacks.items()
     )
+    state = find_state(step, jax.tree.leaves(specs), target)
+    bodies = (state.body, *layers) if state else layers
     total = program_seconds(step.jaxpr, target.chip, shards=_shards(placements))
     inside = sum(
         b.count * (b.forward_seconds + b.backward_seconds + _all_stored(step, b))
-        for b in bodies
+        for b in layers
     )
+    inside += state.body.backward_seconds if state else 0.0
     survey = dataclasses.replace(
         blank,
         bodies=bodies,
+        state=state,
         other_seconds=max(0.0, total - inside),
         unpriced=cost_of_jaxpr(step.jaxpr).unpriced,
     )
     return _with_reserves(survey)
 
 
-def predict(survey: Survey, jitted: Any) -> tuple[Any, Any]:
-    """The lowered program of `jitted`, and its predicted memory."""
-    lowered = survey.target.lower(jitted, *survey.specs)
+def predict(
+    survey: Survey, plan: StepPlan | None, *, donate: bool = True
+) -> tuple[LoweredProgram, MemoryPrediction]:
+    """The lowered program of the step under `plan`, and its predicted memory."""
+    lowered = survey.lower(plan, donate=donate)
     graph = _mlir.read_graph(lowered.compiler_ir())
     return lowered, predict_memory(graph, survey.target.platform)
 
@@ -214,11 +249,11 @@ def _read_in_backward(body: Body) -> tuple[int, ...]:
 def _with_reserves(survey: Survey) -> Survey:
     """Reserves, from the predicted memory of the program that stores everything."""
     if not survey.bodies:
-        _, plain = predict(survey, survey.jitted(None))
+        _, plain = predict(survey, None)
         return dataclasses.replace(survey, reserved_bytes=plain.device_total)
     problem = survey.problem(survey.target.device_bytes, survey.target.host_bytes)
     everything = baselines(problem)["keep all"]
-    _, whole = predict(survey, survey.jitted(survey.stack_plans(everything)))
+    _, whole = predict(survey, survey.step_plan(everything))
     stored = stored_bytes(survey.bodies, everything)
     return dataclasses.replace(survey, reserved_bytes=whole.device_total - stored)
 
@@ -235,8 +270,7 @@ def _placements(survey: Survey) -> dict[str, dict[int, Placement]]:
         )
         for name, traced in stacks.items()
     }
-    labelled = survey.jitted(plans, label=True)
-    lowered = survey.target.lower(labelled, *survey.specs)
+    lowered = survey.lower(StepPlan(stacks=plans), label=True)
     graph = _mlir.read_graph(lowered.compiler_ir())
     scopes = shards_by_scope(graph, "stowax.value.")
     return {name: _placed(traced, scopes) for name, traced in stacks.items()}

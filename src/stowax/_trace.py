@@ -34,9 +34,13 @@ _STATE: frozenset[Role] = frozenset({"parameter", "optimizer state"})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """One array among the step's arguments; `path` reads like the user's code."""
+    """One array among the step's arguments; `path` reads like the user's code.
+
+    `position` is that of the argument it belongs to.
+    """
 
     path: str
+    position: int
     spec: jax.ShapeDtypeStruct
     role: Role
 
@@ -55,6 +59,8 @@ class Step:
 
     `donate` are the positions of the arguments whose every array is state and comes
     back with the same type: what a training loop replaces by the step's own result.
+    `updates` says of each array of the state which output takes its place (both flat
+    positions).
     `jaxpr` is the step's, with everything that backward passes read stored.
     """
 
@@ -62,6 +68,7 @@ class Step:
     arguments: tuple[Argument, ...]
     stacks: Mapping[str, TracedStack]
     donate: tuple[int, ...]
+    updates: Mapping[int, int]
     jaxpr: Any
 
 
@@ -118,11 +125,11 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
         jaxpr = trace(flat, *[s.update(sharding=None) for s in specs])
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _in_other_words(error) from error
-    roles, differentiated = find_roles(jaxpr, len(specs))
-    _check_traced(jaxpr, rewriter, differentiated)
+    found_roles = find_roles(jaxpr, len(specs))
+    _check_traced(jaxpr, rewriter, found_roles.differentiated)
     arguments = tuple(
-        Argument(path=_path(path), spec=spec, role=role)
-        for (path, _), spec, role in zip(leaves, specs, roles, strict=True)
+        Argument(path=_path(path), position=path[0].idx, spec=spec, role=role)
+        for (path, _), spec, role in zip(leaves, specs, found_roles.roles, strict=True)
     )
     out = [v.aval for v in _jax.open_jaxpr(jaxpr).outvars]
     positions = [path[0].idx for path, _ in leaves]
@@ -134,6 +141,7 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
             for name, (stack, body) in found.items()
         },
         donate=_donatable(positions, arguments, out),
+        updates=found_roles.updates,
         jaxpr=jaxpr,
     )
 

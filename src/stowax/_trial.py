@@ -9,11 +9,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ._apply import StackPlan
+import jax
+
+from ._apply import StepPlan
 from ._errors import OffloadVanishedError, OutOfMemoryCompileError
 from ._inspect import inspect_program
 from ._plan_record import Trial
 from ._program import read_program, transfers_named
+from ._state import device_bytes
 from ._survey import Survey, predict
 
 
@@ -45,20 +48,20 @@ class Measured:
 def compile_and_read(
     survey: Survey,
     what: str,
-    stacks: Mapping[str, StackPlan] | None,
+    plan: StepPlan | None,
     compiler_options: Mapping[str, Any],
     *,
     donate: bool = True,
     correction: int = 0,
 ) -> Measured:
-    """Compiles the step under `stacks` and reads the result.
+    """Compiles the step under `plan` and reads the result.
 
     **Arguments:** `correction` is added to the predicted bytes: what earlier trials of
     the same step needed beyond their own prediction.
 
     **Raises:** `CompileError` for anything but a want of memory.
     """
-    lowered, prediction = predict(survey, survey.jitted(stacks, donate=donate))
+    lowered, prediction = predict(survey, plan, donate=donate)
     predicted = prediction.device_total + correction
     started = time.perf_counter()
     try:
@@ -77,7 +80,7 @@ def compile_and_read(
         inspection.memory.host.total,
         inspection,
     )
-    lost = _vanished(survey, inspection, stacks or {})
+    lost = _vanished(survey, inspection, plan) if plan else ()
     return dataclasses.replace(measured, vanished=lost)
 
 
@@ -107,25 +110,28 @@ def _measured(
     )
 
 
-def _vanished(
-    survey: Survey, inspection: Any, stacks: Mapping[str, StackPlan]
-) -> tuple[str, ...]:
+def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> tuple[str, ...]:
     """Planned copies that the compiled program does not hold, by value name.
 
     XLA may join copies or rename them, so a value counts as lost only if its own scope
     is nowhere and the bytes that do move fall short as well.
     """
     bodies = {body.name: body for body in survey.bodies}
+    specs = jax.tree.leaves(survey.specs)
     planned, lost = 0, []
-    for name, plan in stacks.items():
+    for name, stack in plan.stacks.items():
         body = bodies[name]
-        for number, how in plan.stored.items():
+        for number, how in stack.stored.items():
             if not how.startswith("offload"):
                 continue
             value = body.values[number]
             planned += body.count * value.bytes
             if not transfers_named(inspection, f"stowax.offload.{name}.{number}"):
                 lost.append(f"{value.name} ({value.source})")
+    for i in plan.hosted.shards if plan.hosted else ():
+        planned += device_bytes(specs[i])
+        if not transfers_named(inspection, f"stowax.state.{i}"):
+            lost.append(survey.step.arguments[i].path)
     moved = sum(
         t.bytes * t.trips
         for t in inspection.transfers

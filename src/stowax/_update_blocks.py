@@ -5,14 +5,16 @@ are alike; there is no remainder, which would need a second program. An axis tha
 spread over a mesh is cut within the shards: the leaf is looked at with that axis as
 two, shards and places in a shard, so that every device streams its own shard and no
 block crosses devices. A TPU moves whole tiles: the last axis is never cut ("lane slice
-updating is not supported"), and cuts of the axis before it fall between tiles.
+updating is not supported"), and cuts of the axis before it fall between tiles. Nor does
+it slice along two axes at once ("async slice only supports slicing in 1 dimension"):
+where several are cut, they are looked at as one (`rows`), or only one is cut.
 
 `_update_find` asks for a cut per leaf, `_update_run` walks through it.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _MEBIBYTE = 2**20
 _ROW_BYTES = 32  # a TPU's tile is 8 rows of 4 bytes, 16 of 2, 32 of 1 high
@@ -61,6 +63,32 @@ class Cut:
         return tuple(s // b for s, b in zip(self.shape, self.block, strict=True))
 
     @property
+    def merged(self) -> int:
+        """How many leading axes of the view are joined to the one that is cut last.
+
+        They can be if a block has one place on each of them: then it is a piece of the
+        joined axis.
+        """
+        last = max((a for a, n in enumerate(self.grid) if n > 1), default=0)
+        return last if all(n == 1 for n in self.block[:last]) else 0
+
+    @property
+    def one_axis(self) -> bool:
+        """Whether blocks follow one another along one axis of `rows`."""
+        return self.merged > 0 or sum(n > 1 for n in self.grid) == 1
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The leaf's shape as it is sliced: the view's, leading axes joined."""
+        joined = self.merged + 1
+        return (math.prod(self.shape[:joined]), *self.shape[joined:])
+
+    @property
+    def piece(self) -> tuple[int, ...]:
+        """A block's shape in `rows`."""
+        return self.block[self.merged :]
+
+    @property
     def count(self) -> int:
         """Number of blocks."""
         return math.prod(self.grid)
@@ -97,12 +125,36 @@ def cut_leaf(
         return f"it is small ({current} bytes)"
     if len(shape) < 2:
         return "it has no rows to cut between"
+    every = range(len(shape) - 1)
+    cuts = [_cut_along(every, shape, per_device, itemsizes, size)]
+    if not cuts[0].one_axis:
+        cuts = [_cut_along((a,), shape, per_device, itemsizes, size) for a in every]
+    shards = math.prod(shape) // math.prod(per_device)
+
+    def weight(cut: Cut) -> int:
+        return math.prod(cut.block) * max(itemsizes) // shards
+
+    best = min(cuts, key=weight)
+    if weight(best) > size.largest_bytes or best.count < 2:
+        return f"its shape {tuple(shape)} cannot be cut evenly into small blocks"
+    return best
+
+
+def _cut_along(
+    axes: Collection[int],
+    shape: Sequence[int],
+    per_device: Sequence[int],
+    itemsizes: Sequence[int],
+    size: BlockSize,
+) -> Cut:
+    """The cut along some of the axes, the first ones first."""
+    current = math.prod(per_device) * max(itemsizes)
     target = size.target(current)
     view: list[tuple[int, ...]] = []
     block: list[int] = []
     for axis, (whole, mine) in enumerate(zip(shape, per_device, strict=True)):
         part = mine
-        if axis < len(shape) - 1 and current > target and whole % mine == 0:
+        if axis in axes and current > target and whole % mine == 0:
             tile = _ROW_BYTES // min(itemsizes) if axis == len(shape) - 2 else 1
             part = _part(mine, math.ceil(current / target), max(1, tile))
         current = current // mine * part
@@ -112,10 +164,7 @@ def cut_leaf(
         else:
             view.append((whole,) if whole == mine else (whole // mine, mine))
             block += [part] if whole == mine else [whole // mine, part]
-    cut = Cut(view=tuple(view), block=tuple(block))
-    if current > size.largest_bytes or cut.count < 2:
-        return f"its shape {tuple(shape)} cannot be cut evenly into small blocks"
-    return cut
+    return Cut(view=tuple(view), block=tuple(block))
 
 
 def _part(length: int, pieces: int, multiple: int) -> int:

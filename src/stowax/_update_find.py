@@ -29,7 +29,7 @@ from . import _jax
 from ._jaxpr import Node, Program
 from ._update_blocks import BlockSize, Cut, cut_leaf
 from ._update_inline import ELEMENTWISE, inline_update
-from ._update_record import Group, Streamed, in_order, report
+from ._update_record import Group, Streamed, in_order, report, view_of
 
 
 def stream_update(
@@ -215,8 +215,10 @@ class _Finder:
         if not reads and not writes:
             return None
         sliced = [i for i in inputs if self._shape(i) == shape and i not in leaves]
+        views = [view for i in sliced if (view := view_of(program, i))]
         hosted = list(dict.fromkeys([*reads, *(i for _, i in writes)]))
         cut = self._cut([*hosted, *sliced])
+        sliced = [i for i in sliced if i not in {view.number for view in views}]
         gives = [
             number
             for p in part
@@ -232,6 +234,7 @@ class _Finder:
             spread=tuple(i for i in inputs if self._shape(i) not in ((), shape)),
             others=tuple(i for i in inputs if self._shape(i) == ()),
             gives=tuple(self._places(gives, sliced, nodes)),
+            views=tuple(views),
         )
 
     def _paired(self, groups: Sequence[Group]) -> list[Group]:
@@ -312,7 +315,9 @@ class _Finder:
         new = sum(
             self._bytes(v)
             for v in read - inputs
-            if self._shape(v) == shape and v >= self.program.input_count
+            if self._shape(v) == shape
+            and v >= self.program.input_count
+            and view_of(self.program, v) is None
         )
         saved = self._bytes(number) if alone(number, mine) else 0
         return lead if new <= saved else set()
@@ -380,7 +385,7 @@ class _Finder:
         """Positions of the nodes that run outside of all loops."""
         given = {number for group in groups for number, _ in group.gives}
         wanted = [*self.on_device]
-        wanted += [i for g in groups for i in (*g.sliced, *g.spread, *g.others)]
+        wanted += [i for group in groups for i in group.on_device]
         count = self.program.input_count + self.program.const_count
         at_hand = {*given, *range(count)}
         return self.program.closure(wanted, at_hand, effects=True)

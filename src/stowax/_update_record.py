@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _jax
-from ._jaxpr import Program
+from ._jaxpr import Node, Program
 from ._update_blocks import Cut
 
 
@@ -32,12 +32,26 @@ class Leaf:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """An array that is one `index` of the leading axis of another, `whole`.
+
+    The gradients of an unrolled model's layers come stacked: blocks are cut from the
+    stack, where a compiler might make an array of each layer's part first.
+    """
+
+    number: int
+    whole: int
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """One loop over the blocks of `cut`; everything is a value number of the program.
 
     `nodes` are run on every block. `reads` are inputs of the program whose block is
     fetched from host memory; `writes` says which value is written to the host buffer of
-    which input. `sliced` are device arrays of the group's shape, `spread` smaller ones
+    which input. `sliced` are device arrays of the group's shape, `views` such as are
+    parts of larger ones, `spread` smaller ones
     that are broadcast to it, `others` scalars. `gives` are the values that come out as
     whole arrays on the device, each with the device array in whose place it is written
     (or `None` for memory of its own).
@@ -51,6 +65,13 @@ class Group:
     spread: tuple[int, ...]
     others: tuple[int, ...]
     gives: tuple[tuple[int, int | None], ...]
+    views: tuple[View, ...] = ()
+
+    @property
+    def on_device(self) -> tuple[int, ...]:
+        """Values on the device that it reads."""
+        wholes = (view.whole for view in self.views)
+        return (*self.sliced, *self.spread, *self.others, *wholes)
 
     def beside(self, other: "Group") -> "Group":
         """Both in one loop; they are cut alike and do not depend on one another."""
@@ -67,6 +88,7 @@ class Group:
             spread=both(self.spread, other.spread),
             others=both(self.others, other.others),
             gives=both(self.gives, other.gives),
+            views=both(self.views, other.views),
         )
 
 
@@ -114,8 +136,7 @@ def in_order(
         if item >= 0:
             read = program.nodes[item].inputs
         else:
-            group = groups[-1 - item]
-            read = (*group.sliced, *group.spread, *group.others)
+            read = groups[-1 - item].on_device
         needs = {maker[i] for i in read if i in maker} - {item}
         waiting[item] = needs
         for need in needs:
@@ -125,8 +146,7 @@ def in_order(
         if item >= 0:
             return (0, item, 0)
         group = groups[-1 - item]
-        read = (*group.sliced, *group.spread, *group.others)
-        ready = max((maker.get(i, -1) for i in read), default=-1)
+        ready = max((maker.get(i, -1) for i in group.on_device), default=-1)
         return (1, max(ready, -1), -item) if group.gives else (1, -2, -item)
 
     ready = [(rank(item), item) for item, needs in waiting.items() if not needs]
@@ -140,6 +160,31 @@ def in_order(
             if not waiting[follower]:
                 heapq.heappush(ready, (rank(follower), follower))
     return order
+
+
+def view_of(program: Program, number: int) -> View | None:
+    """How a value is one index of the leading axis of another, if it is."""
+    squeezed = _made_by(program, number, "squeeze")
+    if squeezed is None or tuple(squeezed.equation.params["dimensions"]) != (0,):
+        return None
+    inner = squeezed.inputs[0]
+    sliced = None if inner is None else _made_by(program, inner, "slice")
+    if sliced is None or sliced.inputs[0] is None:
+        return None
+    whole, params = sliced.inputs[0], sliced.equation.params
+    start, limit = params["start_indices"], params["limit_indices"]
+    rest = tuple(program.avals[whole].shape)[1:]
+    if params["strides"] is not None or limit[0] - start[0] != 1:
+        return None
+    if any(start[1:]) or tuple(limit[1:]) != rest:
+        return None
+    return View(number=number, whole=whole, index=start[0])
+
+
+def _made_by(program: Program, number: int, primitive: str) -> Node | None:
+    position = program.maker.get(number)
+    node = None if position is None else program.nodes[position]
+    return node if node and node.equation.primitive.name == primitive else None
 
 
 def report(

@@ -94,7 +94,7 @@ def _run_group(
     loop = _Loop(program, group, env, in_turn)
     scalars, arrays = (
         [env[i] for i in numbers if i in program.maker]
-        for numbers in (group.others, group.sliced)
+        for numbers in (group.others, (*group.sliced, *(v.whole for v in group.views)))
     )
     carry = loop.start(host, [*signs, *(scalars or arrays)])
     buffers, results, waiting, _ = jax.lax.fori_loop(
@@ -120,7 +120,10 @@ class _Loop:
         self.in_turn = in_turn
         self.program, self.group, cut = program, group, group.cut
         self.scalars = {i: env[i] for i in group.others}
-        self.sliced = {i: jnp.reshape(env[i], cut.shape) for i in group.sliced}
+        self.sliced = {i: jnp.reshape(env[i], cut.rows) for i in group.sliced}
+        self.views = {
+            v: jnp.reshape(env[v.whole], (-1, *cut.rows)) for v in group.views
+        }
         self.env = env
         self.makes = {leaf: value for value, leaf in group.writes}
         avals = program.avals
@@ -133,9 +136,9 @@ class _Loop:
         """The carry of the first iteration, which begins after `signs` are there."""
         group, avals = self.group, self.program.avals
         leaves = dict.fromkeys([*group.reads, *self.makes])
-        buffers = {leaf: jnp.reshape(host[leaf], group.cut.shape) for leaf in leaves}
+        buffers = {leaf: jnp.reshape(host[leaf], group.cut.rows) for leaf in leaves}
         results = {
-            number: jax.lax.empty(group.cut.shape, avals[number].dtype)
+            number: jax.lax.empty(group.cut.rows, avals[number].dtype)
             if place is None
             else self.sliced[place]
             for number, place in group.gives
@@ -144,11 +147,11 @@ class _Loop:
         for leaf in self.makes:
             if leaf == self.first:
                 # Its first block goes back as it came, before it is read.
-                at = _after([0] * len(group.cut.block), signs)
+                at = _after([0] * len(group.cut.piece), signs)
                 waiting[leaf] = self._fetch(buffers[leaf], leaf, at)
             else:
                 # Written over by the next iteration.
-                waiting[leaf] = jnp.zeros(group.cut.block, avals[leaf].dtype)
+                waiting[leaf] = jnp.zeros(group.cut.piece, avals[leaf].dtype)
         return buffers, results, waiting, jnp.int32(0)
 
     def step(self, i: Any, carry: Any) -> Any:
@@ -159,7 +162,8 @@ class _Loop:
         buffers, results, waiting, previous = carry
         buffers, cut = dict(buffers), self.group.cut
         i = jnp.int32(i)
-        here = _starts(cut, jnp.minimum(i, cut.count - 1))
+        now = jnp.minimum(i, cut.count - 1)
+        here = _starts(cut, now)
         # Two ways to the same place: were the index of the first write the other
         # writes' too, a GPU's compiler would compute both at once, after the fetch.
         first, before = _starts(cut, previous), _starts(cut, jnp.maximum(i - 1, 0))
@@ -180,15 +184,19 @@ class _Loop:
         # beside it would be a second array.
         places = {place: number for number, place in self.group.gives}
         sliced = {
-            i: _slice(results[places[i]] if i in places else array, here, cut.block)
+            i: _slice(results[places[i]] if i in places else array, here, cut.piece)
             for i, array in self.sliced.items()
         }
-        values = self._compute({**fetched, **sliced}, here)
+        parts = {
+            v.number: _slice(whole, (v.index, *here), (1, *cut.piece))[0]
+            for v, whole in self.views.items()
+        }
+        values = self._compute({**fetched, **sliced, **parts}, now)
         written = {}
         for number, place in self.group.gives:
             whole = results[number]
-            old = _slice(whole, here, cut.block) if place is None else sliced[place]
-            last = jax.lax.broadcast(i >= cut.count, cut.block)
+            old = _slice(whole, here, cut.piece) if place is None else sliced[place]
+            last = jax.lax.broadcast(i >= cut.count, cut.piece)
             new = jax.lax.select(last, old, values[number])
             written[number] = _update(whole, new, here)
         made = {leaf: values[value] for leaf, value in self.makes.items()}
@@ -196,14 +204,14 @@ class _Loop:
 
     def _fetch(self, buffer: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):
-            return to_device(_slice(buffer, at, self.group.cut.block))
+            return to_device(_slice(buffer, at, self.group.cut.piece))
 
     def _write(self, buffer: Any, block: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):
             return _update(buffer, to_host(block), at)
 
-    def _compute(self, blocks: Mapping[int, Any], at: Sequence[Any]) -> dict[int, Any]:
-        """Every value of the group, of the block that begins at `at`."""
+    def _compute(self, blocks: Mapping[int, Any], index: Any) -> dict[int, Any]:
+        """Every value of the group, of block `index`."""
         group = self.group
         values = {**blocks, **self.scalars}
         for position in group.nodes:
@@ -213,19 +221,19 @@ class _Loop:
                 if number is None
                 else values[number]
                 if number in values
-                else self._spread(node, number, at)
+                else self._spread(node, number, index)
                 for number, atom in zip(node.inputs, node.equation.invars, strict=True)
             ]
             if node.equation.primitive.name == "broadcast_in_dim":
                 axes = range(operands[0].ndim)
-                out = [jax.lax.broadcast_in_dim(operands[0], group.cut.block, axes)]
+                out = [jax.lax.broadcast_in_dim(operands[0], group.cut.piece, axes)]
             else:
                 out = bind(node.equation, operands)
             values.update(zip(node.outputs, out, strict=True))
         return values
 
-    def _spread(self, node: Node, number: int, at: Sequence[Any]) -> Any:
-        """Of an array that is broadcast, the part that belongs to the block at `at`."""
+    def _spread(self, node: Node, number: int, index: Any) -> Any:
+        """Of an array that is broadcast, the part that belongs to block `index`."""
         cut, whole = self.group.cut, self.env[number]
         axes = node.equation.params.get("broadcast_dimensions", range(whole.ndim))
         shape = [1] * len(cut.view)
@@ -233,9 +241,10 @@ class _Loop:
             shape[axis] = size
         whole = jnp.reshape(whole, cut.viewed(shape))
         cuts = [mine == size for mine, size in zip(whole.shape, cut.shape, strict=True)]
+        at = _view_starts(cut, index)
         starts = [a if c else 0 for a, c in zip(at, cuts, strict=True)]
         block = [b if c else 1 for b, c in zip(cut.block, cuts, strict=True)]
-        return _slice(whole, starts, block)
+        return jnp.reshape(_slice(whole, starts, block), block[cut.merged :])
 
 
 def _slice(whole: Any, at: Sequence[Any], block: Sequence[int]) -> Any:
@@ -247,7 +256,14 @@ def _update(whole: Any, part: Any, at: Sequence[Any]) -> Any:
 
 
 def _starts(cut: Cut, index: Any) -> list[Any]:
-    """Where block `index` begins."""
+    """Where block `index` begins in the cut's `rows`."""
+    if not cut.merged:
+        return _view_starts(cut, index)
+    return [index * cut.piece[0], *[jnp.int32(0)] * (len(cut.piece) - 1)]
+
+
+def _view_starts(cut: Cut, index: Any) -> list[Any]:
+    """Where block `index` begins in the cut's view."""
     starts: list[Any] = [jnp.int32(0)] * len(cut.shape)
     for axis in reversed(range(len(cut.shape))):
         if cut.grid[axis] > 1:

@@ -54,17 +54,26 @@ def baselines(problem: Problem) -> dict[str, Decisions]:
     **Returns:** `"keep all"` (every needed value on the device), `"recompute all"`
     (only what cannot be recomputed is kept), `"offload layer inputs"` (the bodies'
     inputs that cannot be recomputed wait in host memory where they may, the rest is
-    recomputed).
+    recomputed); where there is state to decide on, `"offload state"` (the state in host
+    memory, every needed value on the device).
     """
 
-    def is_input(_body: Body, value: Value) -> bool:
-        return value.operation is None
+    def is_input(body: Body, value: Value) -> bool:
+        return body.phase == "layers" and value.operation is None
 
-    return {
+    def is_state(body: Body, _value: Value) -> bool:
+        return body.phase == "update"
+
+    found = {
         "keep all": named(problem, keep=lambda body, value: value.needed),
         "recompute all": named(problem),
         "offload layer inputs": named(problem, offload=is_input),
     }
+    if any(body.phase == "update" for body in problem.bodies):
+        found["offload state"] = named(
+            problem, keep=lambda body, value: value.needed, offload=is_state
+        )
+    return found
 
 
 def _one_body(

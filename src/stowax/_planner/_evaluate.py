@@ -13,7 +13,8 @@ Model, per body with `count` runs (see "The planning model" in the documentation
     S = sum of seconds spent on storing
     forward run   max(C_f, D / device_to_host)
     backward run  max(C_b + R, D / host_to_device)
-    step          sum count (forward + backward + S) + first exposed reload
+    update        max(C_b, D / device_to_host, D / host_to_device)
+    step          sum count (forward + backward + S) + first exposed reload + update
                   + other_seconds
 
 With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima become sums.
@@ -150,14 +151,17 @@ def priced(
         again += body.count * rerun
         storing += body.count * _storing_seconds(body, chosen)
         transfer += body.count * (out + back)
-        if depth > 1:
+        if body.phase == "update":
+            exposed += max(0.0, max(out, back) - window)
+        elif depth > 1:
             exposed += body.count * max(0.0, out - body.forward_seconds)
             exposed += body.count * max(0.0, back - window)
         else:
             exposed += body.count * (out + back)
-        forward_used.append(_share(out, body.forward_seconds))
-        backward_used.append(_share(back, window))
-    if depth > 1 and offloaded and offloaded[-1]:
+        update = body.phase == "update"
+        forward_used.append(0.0 if update else _share(out, body.forward_seconds))
+        backward_used.append(_share(max(out, back) if update else back, window))
+    if depth > 1 and offloaded and problem.bodies[-1].phase == "layers":
         exposed += offloaded[-1] / problem.link.host_to_device
     base = problem.other_seconds + sum(
         b.count * (b.forward_seconds + b.backward_seconds) for b in problem.bodies
@@ -199,14 +203,15 @@ def _device_bytes(
     Backward, body k runs after all later bodies have freed their stacks, so the stacks
     of bodies 0..k are alive. Writing late leaves the last run's offloaded values of
     each of those bodies on the device as well (one D each, none without pipelining);
-    reading early holds `prefetch_depth - 1` further D of body k.
+    reading early holds `prefetch_depth - 1` further D of body k. State that is kept is
+    a stack that is alive throughout; what streams in blocks takes nothing.
     """
-    early = problem.prefetch_depth - 1
-    late = min(early, 1)
     stacks, peak = 0.0, 0.0
     for table, chosen, again, moved in zip(
         body_tables, decisions, recomputed, offloaded, strict=True
     ):
+        early = 0 if table.body.phase == "update" else problem.prefetch_depth - 1
+        late = min(early, 1)
         kept = table.bytes[[d == "keep" for d in chosen]].sum()
         stacks += table.body.count * kept
         if len(table.reserved):

@@ -19,6 +19,7 @@ Rows, all as `A x <= b`:
     z_f >= q_i                               i an output of f, of several
     o_j + s_i <= 1                           pairs of `_presolve`'s reduction 5
     x >= D / device_to_host - C_f            y + R >= D / host_to_device - C_b
+    y >= D / either - C_b                    of the update, which has no x
     device memory at the loss, and at each point of each body; host memory
 
 Objective: seconds of the step (recomputing, storing, waiting) in units of the step
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._stages import Problem
+from .._stages import Body, Problem
 from ._presolve import Reduced, reduce_body
 from ._tables import BodyTable, base_seconds
 
@@ -235,6 +236,9 @@ def _seconds(
     ):
         for i, c in columns_of.items():
             builder.cost[c] += body.count * spent[i] / scale
+    if body.phase == "update":
+        _update_window(builder, body, columns, (out, back), scale)
+        return _ties(builder, problem, table, columns)
     exposed_runs = (body is problem.bodies[-1]) if pipelined else body.count
     for c in columns.offload.values():
         first = back[c] if pipelined else out[c] + back[c]
@@ -256,6 +260,35 @@ def _seconds(
         builder.row(
             backward, body.backward_seconds / unit, f"backward window of {body.name}"
         )
+    _ties(builder, problem, table, columns)
+
+
+def _update_window(
+    builder: _Builder,
+    body: Body,
+    columns: _Columns,
+    ways: tuple[dict[int, float], ...],
+    scale: float,
+) -> None:
+    """The update waits for the busier direction of the link; the two run side by side.
+
+    `ways` has the seconds that each column's copy takes out and back.
+    """
+    builder.upper[columns.late_forward] = 0.0
+    builder.cost[columns.late_backward] += 1 / scale
+    for direction, seconds in zip(("out", "in"), ways, strict=True):
+        if seconds:
+            row = {c: much / scale for c, much in seconds.items()}
+            row[columns.late_backward] = -1.0 / scale
+            limit = body.backward_seconds / scale
+            builder.row(row, limit, f"update's window for copies {direction}")
+
+
+def _ties(
+    builder: _Builder, problem: Problem, table: BodyTable, columns: _Columns
+) -> None:
+    """The parts of the objective that decide between plans of equal speed."""
+    body = table.body
     stacks = sum(t.count * sum(v.bytes for v in t.values) for t in problem.bodies) or 1
     for which, tie in ((columns.offload, TIE_MOVED), (columns.keep, TIE_KEPT)):
         for i, c in which.items():
@@ -270,11 +303,12 @@ def _device_rows(
     columns: list[_Columns],
 ) -> tuple[float, list[int]]:
     """One row per moment that can be the peak; see `_evaluate._device_bytes`."""
-    early = problem.prefetch_depth - 1
-    late = min(early, 1)
     stacks: dict[int, float] = {}
     moments: list[tuple[dict[int, float], float, str]] = []
     for table, r, c in zip(body_tables, reduced, columns, strict=True):
+        update = table.body.phase == "update"
+        early = 0 if update else problem.prefetch_depth - 1
+        late = min(early, 1)
         stacks |= {k: table.body.count * table.bytes[i] for i, k in c.keep.items()}
         staged = {k: early * table.bytes[i] for i, k in c.offload.items()}
         for p in r.points:
@@ -285,6 +319,7 @@ def _device_rows(
                         k = which[i]
                         terms[k] = terms.get(k, 0.0) + table.bytes[i]
             name = f"device memory in the backward pass of {table.body.name}"
+            name = "device memory at the update" if update else name
             moments.append((terms, float(table.reserved[p]), name))
         stacks |= {k: late * table.bytes[i] for i, k in c.offload.items()}
     loss = float(problem.loss_reserved_bytes)

@@ -1,0 +1,291 @@
+"""`plan`, the front door: a step and a budget in, a `Plan` with a certificate out.
+
+The order of things: trace the step (`_trace`), survey it on the target (`_survey`), run
+the closed loop (`_loop`), write down what came out (`_describe`).
+"""
+
+import dataclasses
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+
+from . import _asked
+from ._certificate import certify
+from ._describe import (
+    baseline_records,
+    decision_records,
+    in_the_way,
+    notes,
+    stack_records,
+)
+from ._errors import ArgumentError, StowaxError
+from ._loop import Attempt, Search
+from ._machine import Target
+from ._options import wants_row_major
+from ._plan import Plan
+from ._plan_record import ArgumentRecord, PinPrice
+from ._planner import solve
+from ._preferences import Preferences
+from ._rewrite import Options
+from ._stages import Decision, Value
+from ._state import shard_shape
+from ._survey import Survey, take_survey
+from ._target import target as find_target
+from ._trace import trace_step
+from ._trial import check_offloads
+
+
+def plan(
+    step: Callable[..., Any],
+    *args: Any,
+    budget: int | str | None = None,
+    host_budget: int | str | None = None,
+    target: str | Target | None = None,
+    pin: Mapping[str, str] | None = None,
+    forbid: Collection[str] = (),
+    keep_checkpoint: bool = False,
+    roll: bool = True,
+    donate: bool | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
+    progress: _asked.Progress = None,
+) -> Plan:
+    """Decides what `step` keeps, offloads and computes again, and proves that it fits.
+
+    **Arguments:**
+
+    - `step`: the training step, not jitted; somewhere in it a function marked with
+      `stowax.stow` is differentiated.
+    - `args`: what it is called with: pytrees of arrays or `jax.ShapeDtypeStruct`s.
+      Without shardings they are planned for one device of the target.
+    - `budget`: device memory per device, bytes or text (`"16GiB"`); `None`: what the
+      target has. `host_budget`: host memory per device, likewise.
+    - `target`: a name (`"v5p-8"`) or a `Target`; `None`: the attached device.
+    - `pin`: pattern → decision, on names, roles and source lines of values
+      (`{"*attention*": "keep"}`). `forbid`: decisions that may not be used
+      (`"offload"`, or `"recompute:*attention*"` for some values).
+    - `keep_checkpoint`: leave the user's own `jax.checkpoint` calls inside repeated
+      layers as they are; by default the plan decides anew.
+    - `roll`: look for the repeating blocks of unrolled loops.
+    - `donate`: whether the state's buffers are donated; `None`: where the memory is
+      needed.
+    - `compiler_options`: XLA's, added to the plan's own.
+    - `progress`: called with lines of text; `None`: standard error, if planning takes
+      over two seconds; `False`: nothing.
+
+    **Returns:** a `Plan`; `fits` says whether its compiled program stays within the
+    budget.
+
+    **Raises:** `ArgumentError` and `StepError` for what cannot be planned, naming the
+    argument; `CompileError` with the compiler's words; `OffloadVanishedError` if a
+    planned copy is not in the compiled program.
+
+    ```python
+    plan = stowax.plan(train_step, state, batch, budget="16GiB", target="v5p-8")
+    print(plan)
+    ```
+    """
+    started = time.perf_counter()
+    _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
+    say = _asked.sayer(progress, started)
+    machine = target if isinstance(target, Target) else find_target(target)
+    device_limit = _asked.device_budget(budget, machine)
+    host_limit = _asked.host_budget(host_budget, machine)
+    options = Options(
+        keep_checkpoint=keep_checkpoint, roll=roll, row_major=wants_row_major(machine)
+    )
+    preferences = Preferences(pin=pin or {}, forbid=forbid)
+    specs = _specs(machine, args)
+    say(f"tracing {getattr(step, '__name__', 'the step')}")
+    traced = trace_step(step, specs, options)
+    found = len(traced.stacks)
+    bodies = "1 repeated body" if found == 1 else f"{found} repeated bodies"
+    say(f"surveying {bodies} on {machine.name}")
+    free = take_survey(step, specs, traced, machine, options)
+    if donate is False:
+        free = free.narrowed(_without_donation)
+    survey = free.narrowed(preferences.allow)
+    preferences.check_matched()
+    search = Search(
+        survey=survey,
+        budget=device_limit,
+        host_budget=host_limit,
+        user_options=dict(compiler_options or {}),
+        donate=donate,
+        as_written=not _asks_for_more(free, survey),
+        say=say,
+    )
+    search, best = _run(search)
+    survey = search.survey
+    check_offloads(best.measured)
+    prices = _pin_prices(free, preferences, search)
+    return Plan(
+        **_identity(survey, options, best),
+        **_figures(survey, search, best),
+        budget_bytes=device_limit,
+        host_budget_bytes=host_limit,
+        pins=prices,
+        decisions=_decisions(survey, best, preferences),
+        planning_seconds=time.perf_counter() - started,
+    )
+
+
+def _run(search: Search) -> tuple[Search, Attempt]:
+    """The search's result; without offloads where JAX refuses them.
+
+    Under `jax.vmap` of a gradient, or in a derivative of one, JAX has operations that
+    take values of one memory space only.
+    """
+    try:
+        search.try_host_memory()
+        return search, search.run()
+    except ValueError as error:
+        if isinstance(error, StowaxError) or "memory_space" not in str(error):
+            raise
+    search.say("JAX refuses host memory inside this step: planning without offloads")
+    staying = search.survey.narrowed(lambda v: v.allowed - {"offload"} or v.allowed)
+    staying = dataclasses.replace(staying, without_offloads=True)
+    search = dataclasses.replace(search, survey=staying)
+    return search, search.run()
+
+
+def _without_donation(value: Value) -> frozenset[Decision]:
+    """State in host memory is updated where it lies: its buffers have to be donated."""
+    staying = value.allowed - {"offload"} if value.role != "activation" else None
+    return staying or value.allowed
+
+
+def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`args` on the target; an error names the argument as `plan` knows it."""
+    try:
+        return machine.specs(*args)
+    except ArgumentError as error:
+        name = error.argument.replace("specs[", "args[", 1)
+        raise ArgumentError(name, error.got, error.instead) from None
+
+
+def _asks_for_more(free: Survey, survey: Survey) -> bool:
+    """Whether the user wants something moved that could stay as it is.
+
+    The step as it is written does not do that, even where it fits.
+    """
+    return any(
+        value.needed and "keep" in value.allowed and "keep" not in narrowed.allowed
+        for body, wanted in zip(free.bodies, survey.bodies, strict=True)
+        for value, narrowed in zip(body.values, wanted.values, strict=True)
+        if not value.available
+    )
+
+
+def _identity(survey: Survey, options: Options, best: Attempt) -> dict[str, Any]:
+    traced, machine = survey.step, survey.target
+    plan = survey.step_plan(best.decisions) if best.decisions else None
+    hosted = plan.hosted.shards if plan and plan.hosted else {}
+    specs = jax.tree.leaves(survey.specs)
+    return {
+        "step": traced.name,
+        "target": machine.name,
+        "device_kind": (machine.compile_devices or machine.devices)[0].device_kind,
+        "compile_only": machine.compile_only,
+        "keep_checkpoint": options.keep_checkpoint,
+        "roll": options.roll,
+        "row_major": options.row_major,
+        "arguments": tuple(
+            ArgumentRecord(
+                path=a.path,
+                shape=tuple(a.spec.shape),
+                shard=shard_shape(specs[i]),
+                dtype=str(a.spec.dtype),
+                role=a.role,
+                output=traced.updates.get(i),
+                memory_kind="pinned_host" if i in hosted else "device",
+            )
+            for i, a in enumerate(traced.arguments)
+        ),
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"jax": jax.__version__, "python": platform.python_version()}
+    for name in ("stowax", "jaxlib", "libtpu", "jax-cuda12-plugin"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
+    """The fields that come out of the loop."""
+    measured, evaluation = best.measured, best.evaluation
+    fits = best.fits(search.budget, search.host_budget)
+    timeline = measured.inspection.timeline if measured.inspection else None
+    certificate = certify(search, best)
+    return {
+        "fits": fits,
+        "outcome": certificate.outcome,
+        "device_bytes": measured.compiled_bytes,
+        "host_bytes": measured.host_bytes,
+        "predicted_device_bytes": search.forecast.expected(best.decisions)
+        if best.decisions
+        else measured.predicted_bytes,
+        "first_predicted_device_bytes": search.attempts[0].measured.predicted_bytes,
+        "step_seconds": measured.step_seconds,
+        "exposed_seconds": timeline.exposed_seconds if timeline else 0.0,
+        "model_seconds": certificate.model_seconds,
+        "bound_seconds": certificate.bound_seconds,
+        "gap": certificate.gap,
+        "binding": certificate.binding,
+        "seconds_per_gib": certificate.seconds_per_byte * 2**30,
+        "smallest_budget": search.smallest_budget(),
+        "stacks": stack_records(survey, best.decisions, evaluation),
+        "baselines": baseline_records(
+            search.forecast, search.problem(), search.host_budget, search.budget
+        ),
+        "trials": tuple(a.measured.trial for a in search.attempts),
+        "donate_argnums": survey.step.donate if best.donated else (),
+        "compiler_options": dict(best.options),
+        "unpriced": survey.unpriced,
+        "notes": notes(survey, fits),
+        "solving_seconds": search.solving_seconds,
+        "in_the_way": () if fits else in_the_way(survey),
+    }
+
+
+def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
+    if best.decisions is None or best.evaluation is None:
+        return ()
+    pinned = {
+        (body.name, value.index): pattern
+        for body in survey.bodies
+        for value in body.values
+        if (pattern := preferences.matched(value)) is not None
+    }
+    return decision_records(survey, best.decisions, pinned)
+
+
+def _pin_prices(
+    free: Survey, preferences: Preferences, search: Search
+) -> tuple[PinPrice, ...]:
+    """What each pin costs under the planner's model: with it, less without it."""
+    if not preferences.patterns() or not free.bodies:
+        return ()
+    whole = solve(search.problem()).evaluation.seconds
+    prices = []
+    for pattern, decision in preferences.patterns():
+        others = free.narrowed(preferences.without(pattern, decision).allow)
+        problem = search.problem(survey=others)
+        matched = preferences.count(pattern, decision)
+        prices.append(
+            PinPrice(
+                pattern=pattern,
+                decision=decision,
+                matched=matched,
+                seconds=max(0.0, whole - solve(problem).evaluation.seconds),
+            )
+        )
+    return tuple(prices)

@@ -1,0 +1,68 @@
+"""A step whose state waits in host memory, as a function that `jax.jit` can take.
+
+`stream_state` wraps the user's step (marked functions rewritten already). When it is
+traced, it traces the step with everything on the device, finds in that jaxpr what works
+on the state (`_update_find`), and runs it again with the state in blocks
+(`_update_run`). Nothing of this is left at run time.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from . import _jax
+from ._errors import PlanMismatchError
+from ._jaxpr import spec_of, trace
+from ._update_find import stream_update
+from ._update_run import run_streamed
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hosted:
+    """The arguments that live in host memory.
+
+    `updates` says which output takes the place of each (both flat positions), `shards`
+    has the shape of one device's part of each. `in_turn` is what `run_streamed` takes.
+    """
+
+    updates: Mapping[int, int]
+    shards: Mapping[int, tuple[int, ...]]
+    in_turn: bool
+
+
+def stream_state(step: Callable[..., Any], hosted: Hosted) -> Callable[..., Any]:
+    """`step`, with the arguments that `hosted` names in host memory, and returned so.
+
+    **Raises:** when it is traced, `PlanMismatchError` for an argument that is on the
+    device.
+    """
+
+    @functools.wraps(step)
+    def streaming(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten_with_path(args)
+        values = [leaf for _, leaf in leaves]
+        results: list[Any] = []
+
+        def flat(*given: Any) -> Any:
+            out, tree = jax.tree.flatten(step(*jax.tree.unflatten(structure, given)))
+            results.append(tree)
+            return out
+
+        for i in hosted.updates:
+            path, leaf = leaves[i]
+            if not _jax.in_host_memory(leaf):
+                name = f"args[{path[0].idx}]{jax.tree_util.keystr(path[1:])}"
+                raise PlanMismatchError(
+                    f"step: {name} is in device memory, and the plan keeps it in host "
+                    "memory. Call the step with what plan.place(...) returns."
+                )
+        # Without a memory kind: traced as if everything were on the device.
+        jaxpr = trace(flat, *(spec_of(_jax.aval_of(value)) for value in values))
+        streamed = stream_update(jaxpr, hosted.updates, per_device=hosted.shards)
+        out = run_streamed(streamed, values, in_turn=hosted.in_turn)
+        return jax.tree.unflatten(results[-1], out)
+
+    return streaming

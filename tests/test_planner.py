@@ -7,12 +7,11 @@ import math
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from planner_layers import h100, llama_layer
 from planner_problems import (
     GIB,
     STORE,
     chain,
-    h100,
-    llama_layer,
     operation,
     problem,
     replaced,

@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 
+from planner_layers import h100, llama_layer
 from planner_problems import (
     EVERY,
     GIB,
     chain,
-    h100,
-    llama_layer,
     operation,
     problem,
     replaced,

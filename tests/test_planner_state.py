@@ -4,6 +4,7 @@ import pytest
 
 from planner_problems import chain, problem, state
 from stowax._planner import baselines, evaluate, solve
+from stowax._stages import Passage
 
 KEPT = ("keep", "keep", "keep", "keep")
 
@@ -62,6 +63,28 @@ def test_state_and_nothing_else():
     # 80 bytes into 60: 30 go, at 10 bytes a second, of which one second hides.
     assert found.decisions == (("offload", "keep"),)
     assert found.evaluation.seconds == pytest.approx(1.0 + 30 / 10 - 1.0)
+
+
+def test_parameters_take_their_part_of_the_layers_windows():
+    # 10 layers of 3 s forward, 6 s backward; the link moves 8 bytes a second.
+    rate, count = 8.0, 10
+    passage = Passage(body="layer", forward_in=40, backward_in=64, backward_out=56)
+    p = problem(state(400, passages=[passage], seconds=100.0), chain(), rate=rate)
+    base = evaluate(p, (("keep",), KEPT))
+    moved = evaluate(p, (("offload",), KEPT))
+    forward = 40 / rate - 3.0
+    backward = 64 / rate - 6.0  # in; out runs beside it
+    assert moved.exposed_seconds == count * (forward + backward)
+    assert moved.forward_window_used[1] == 40 / rate / 3.0
+    assert moved.backward_window_used[1] == 64 / rate / 6.0
+    # On the device: two layers' worth, and a gradient on its way out.
+    in_flight = 2 * 64 + 56
+    assert base.device_bytes == 400 + count * 4 * 8
+    assert moved.device_bytes == count * 4 * 8 + in_flight
+    # An activation and the parameters share the way back.
+    offloads = ("offload", "keep", "keep", "keep")
+    both = evaluate(p, (("offload",), offloads))
+    assert both.backward_window_used[1] == (64 + 8) / rate / 6.0
 
 
 def test_host_memory_is_shared_too():

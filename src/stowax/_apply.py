@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from . import _jax
+from ._boundary import Emission
 from ._errors import PlanMismatchError
 from ._linearize import LinearizedBody
 from ._mark import handling
@@ -93,7 +94,8 @@ def apply_decisions(
         unused.discard(stack.name)
         return plan.stored
 
-    rewriter = Rewriter(choose, options, label=label)
+    boundary: dict[str, Emission] | None = {} if plan.hosted else None
+    rewriter = Rewriter(choose, options, label=label, boundary=boundary)
 
     @functools.wraps(step)
     def planned(*args: Any, **kwargs: Any) -> Any:
@@ -107,7 +109,9 @@ def apply_decisions(
             )
         return out
 
-    whole = stream_state(planned, plan.hosted) if plan.hosted else planned
+    whole: Callable[..., Any] = planned
+    if plan.hosted and boundary is not None:
+        whole = stream_state(planned, plan.hosted, boundary)
     return jit(_checking(whole, arguments))
 
 

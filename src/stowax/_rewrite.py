@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import _jax
+from ._boundary import Boundary
 from ._calls import Call, name_of, trace_call
 from ._jaxpr import Program, bind, evaluate, inline, spec_of, trace
 from ._objects import without_objects
@@ -43,7 +44,8 @@ class Rewriter:
 
     `prepare` sees each call's inputs before they are used and may replace them (the
     trace of a step marks them, to see later where they came from). With `label`, the
-    operations of every body run under a named scope each (see `_pipeline.scope_name`).
+    operations of every body run under a named scope each (see `_pipeline.scope_name`);
+    with a `boundary`, the loops of the stacks can be found again (see `_boundary`).
     """
 
     def __init__(
@@ -53,9 +55,10 @@ class Rewriter:
         prepare: Callable[[Call], Sequence[Any]] = lambda call: call.inputs,
         *,
         label: bool = False,
+        boundary: Boundary = None,
     ):
         self.choose, self.options, self.prepare = choose, options, prepare
-        self.label = label
+        self.label, self.boundary = label, boundary
         self.calls: dict[str, str] = {}
         # Inside of a marked function a mark adds nothing: its layers are found already.
         self.tracing = False
@@ -86,7 +89,14 @@ class Rewriter:
         """The outputs of a call, its stacks run as `choose` says."""
         self.calls[call.key] = call.name
         inputs = self.prepare(call)
-        return run_call(call, inputs, self.choose, self.options, label=self.label)
+        return run_call(
+            call,
+            inputs,
+            self.choose,
+            self.options,
+            label=self.label,
+            boundary=self.boundary,
+        )
 
 
 def run_call(
@@ -96,6 +106,7 @@ def run_call(
     options: Options,
     *,
     label: bool = False,
+    boundary: Boundary = None,
 ) -> list[Any]:
     """Evaluates a call with its stacks run through the pipeline."""
     program = call.program
@@ -107,6 +118,7 @@ def run_call(
         keep_checkpoint=lambda equation: options.keep_checkpoint,
         row_major=options.row_major,
         label=label,
+        boundary=boundary,
     )
 
     for unit in _ordered_units(call, options):

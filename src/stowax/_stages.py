@@ -21,6 +21,24 @@ OFFLOAD_LEAST_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """What state in host memory adds to the copies of a body, in bytes per run.
+
+    Parameters come in forward and backward, their gradients go out backward.
+    """
+
+    body: str
+    forward_in: int
+    backward_in: int
+    backward_out: int
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes on the device while the body runs: a run's in use, one on its way."""
+        return 2 * self.backward_in + self.backward_out
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
     """One array of a repeated body: an input of the body or the output of an operation.
 
@@ -30,6 +48,9 @@ class Value:
     `needed` says that the backward pass reads it. `keep_seconds` and `offload_seconds`
     are what the device spends on storing it either way, per run of the body: writing it
     to its place in a stack, moving it aside; copies over the host link are not in it.
+
+    State in host memory crosses the link where it is used: `update_in` and `update_out`
+    bytes at the update, and what `passages` say while layers run.
     """
 
     index: int
@@ -45,6 +66,9 @@ class Value:
     role: Role = "activation"
     keep_seconds: float = 0.0
     offload_seconds: float = 0.0
+    update_in: int = 0
+    update_out: int = 0
+    passages: tuple[Passage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,34 +1,43 @@
 """The step's state as candidates: which of its arrays could wait in host memory.
 
-Optimizer state is read and written once a step, at its end. `find_state` asks
-`_update_find` of every array what the step does to it, and makes a body of the phase
-"update" of the answers, to be planned beside the layers' bodies:
+Optimizer state is read and written once a step, at its end; parameters are read by the
+layers, too, forward and backward, and have gradients. `find_state` asks `_update_find`
+of every array what the step does to it, and makes a body of the phase "update" of the
+answers, to be planned beside the layers' bodies:
 
 - what is worked on element by element streams through the device in blocks;
-- what is needed as a whole (a matrix function) is brought in at its turn, one array
-  after the other, and may be offloaded, too;
-- what is small, or cannot be cut, stays on the device.
+- parameters of repeated layers are fetched layer by layer besides, and their gradients
+  written to host memory where all that reads these works on blocks; then they move
+  together, and are one value;
+- optimizer state that is needed as a whole (a matrix function) is brought in at its
+  turn, one array after the other, and may be offloaded, too;
+- what is small, cannot be cut, or is read outside of layers stays on the device.
 
 Only arrays that the step gives back in the same type, and that can be donated, are
 candidates: they are updated where they lie. Arrays that are alike but for numbers in
 their paths (the layers of an unrolled model) are one value: the solver need not tell
-them apart.
+them apart, and a stack's loops fetch all layers' arrays or none.
 """
 
 import collections
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import jax
 
 from ._cost import seconds
 from ._cost_record import OperationCost
+from ._host_layers import can_stream, host_order
 from ._machine import Target
-from ._stages import OFFLOAD_LEAST_BYTES, Body, Decision, Value
+from ._stages import OFFLOAD_LEAST_BYTES, Body, Decision, Passage, Value
 from ._trace import Argument, Step
+from ._update_feed import emission_of
 from ._update_find import stream_update
-from ._update_record import Leaf
+from ._update_record import Leaf, Streamed
 
 NAME = "state"
 """Name of the body that the state makes."""
@@ -58,37 +67,48 @@ def shard_shape(spec: Any) -> tuple[int, ...]:
     return whole if sharding is None else tuple(sharding.shard_shape(whole))
 
 
+def device_bytes(spec: Any) -> int:
+    """Bytes of one device's part of an array."""
+    return math.prod(shard_shape(spec)) * spec.dtype.itemsize
+
+
 def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None:
-    """The optimizer state of `step`, or `None` if there is none worth a decision.
+    """The state of `step`, or `None` if there is none worth a decision.
 
     **Arguments:** `specs` are the step's arguments, flat, with their shardings.
     """
     candidates = [
         i
         for i, argument in enumerate(step.arguments)
-        if argument.role == "optimizer state"
+        if argument.role in ("optimizer state", "parameter")
         and i in step.updates
         and argument.position in step.donate
         and specs[i].sharding is not None
         and device_bytes(specs[i]) >= OFFLOAD_LEAST_BYTES
     ]
+    found = _found(step, specs, candidates)
+    weights = {i for i in candidates if step.arguments[i].role == "parameter"}
+    fed = _fed(found, step, specs, target) & weights
+    # All arrays of a value move together.
+    groups = _alike(step, found, candidates)
+    fed = {i for own in groups for i in own if fed.issuperset(own)}
+    if fed != weights:
+        candidates = [i for i in candidates if i not in weights - fed]
+        found = _found(step, specs, candidates)
+        groups = _alike(step, found, candidates)
     if not candidates:
         return None
-    found = stream_update(
-        step.jaxpr,
-        {i: step.updates[i] for i in candidates},
-        per_device={i: shard_shape(specs[i]) for i in candidates},
-    )
+    traffic = _Traffic(step, found, specs)
     leaves = {leaf.input: leaf for leaf in found.leaves}
-    alike: dict[Any, list[int]] = collections.defaultdict(list)
-    for i in candidates:
-        argument, leaf = step.arguments[i], leaves[i]
-        kind = (_general(argument.path), leaf.shape, leaf.dtype, leaf.way)
-        alike[kind].append(i)
-    groups = list(alike.values())
     values = tuple(
-        _value(k, [step.arguments[i] for i in own], leaves[own[0]], specs, own, target)
-        for k, own in enumerate(groups)
+        _value(
+            index,
+            [step.arguments[i] for i in own],
+            leaves[own[0]],
+            target.host_bytes > 0,
+            traffic.fields(own),
+        )
+        for index, own in enumerate(groups)
     )
     body = Body(
         name=NAME,
@@ -107,31 +127,154 @@ def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None
     )
 
 
+def _found(step: Step, specs: Sequence[Any], candidates: Sequence[int]) -> Streamed:
+    return stream_update(
+        step.jaxpr,
+        {i: step.updates[i] for i in candidates},
+        per_device={i: shard_shape(specs[i]) for i in candidates},
+        boundary=step.boundary,
+    )
+
+
+def _alike(
+    step: Step, found: Streamed, candidates: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Arrays that are one value, in the order of the step's arguments."""
+    leaves = {leaf.input: leaf for leaf in found.leaves}
+    alike: dict[Any, list[int]] = collections.defaultdict(list)
+    for i in candidates:
+        leaf = leaves[i]
+        path = _general(step.arguments[i].path)
+        alike[path, leaf.shape, leaf.dtype, leaf.way].append(i)
+    return [tuple(own) for own in alike.values()]
+
+
+def _fed(found: Streamed, step: Step, specs: Sequence[Any], target: Target) -> set[int]:
+    """Parameters that loops fetch, and of which nothing else needs all at once."""
+    streamed = {leaf.input for leaf in found.leaves if leaf.way == "streamed"}
+    returned = {o for o in found.program.outputs if isinstance(o, int)}
+    for group in found.groups:
+        if any(number not in returned for number, _ in group.gives):
+            streamed -= {*group.reads}
+    fed = set()
+    for position in found.feeds.served:
+        for leaf, axis in _layer_axes(found, position, step):
+            whole = len(specs[leaf].sharding.device_set) == 1
+            part = _part(specs[leaf], axis)
+            platform, ndim = target.platform, specs[leaf].ndim
+            order = None if axis is None else host_order(ndim, axis, platform=platform)
+            crosses = can_stream(part, platform=platform) and order is None
+            if leaf in streamed and whole and crosses:
+                fed.add(leaf)
+            else:
+                streamed.discard(leaf)
+                fed.discard(leaf)
+    return fed
+
+
+def _layer_axes(
+    found: Streamed, position: int, step: Step
+) -> Iterator[tuple[int, int | None]]:
+    """The leaves that a loop fetches, with the axis of each that counts the layers."""
+    program = found.program
+    node = program.nodes[position]
+    emission = emission_of(node, step.boundary)
+    for k in found.feeds.served[position]:
+        number = node.inputs[k]
+        if emission is None or number is None:
+            continue
+        leaf, nodes = found.feeds.chains[number]
+        axis = 0
+        for p in reversed(nodes):
+            axis = program.nodes[p].equation.params.get("permutation", range(9))[axis]
+        yield leaf, None if emission.stack.separate else axis
+
+
+def _part(spec: Any, axis: int | None) -> jax.ShapeDtypeStruct:
+    """One layer's part of an array."""
+    shape = [n for k, n in enumerate(spec.shape) if k != axis]
+    return jax.ShapeDtypeStruct(shape, spec.dtype)
+
+
+class _Traffic:
+    """What crosses the link if state is in host memory, by leaf and place."""
+
+    def __init__(self, step: Step, found: Streamed, specs: Sequence[Any]):
+        self.bytes = {
+            leaf.input: device_bytes(specs[leaf.input]) for leaf in found.leaves
+        }
+        self.gradients = {value.leaf for value in found.feeds.gradients.values()}
+        self.into: Counter = collections.Counter()
+        self.out: Counter = collections.Counter()
+        self.layers: dict[str, dict[str, Counter]] = {}
+        owner = {n: value.leaf for n, value in found.feeds.gradients.items()}
+        for group in found.groups:
+            for number in group.reads:
+                leaf = owner.get(number, number)
+                self.into[leaf] += self.bytes[leaf]
+            for _, leaf in group.writes:
+                self.out[leaf] += self.bytes[leaf]
+        for position in found.feeds.served:
+            emission = emission_of(found.program.nodes[position], step.boundary)
+            if emission is None:
+                continue
+            ways = self.layers.setdefault(emission.stack.name, {})
+            mine = ways.setdefault(emission.kind, collections.Counter())
+            for leaf, _ in _layer_axes(found, position, step):
+                mine[leaf] += self.bytes[leaf] // emission.stack.count
+
+    def fields(self, own: Sequence[int]) -> dict[str, Any]:
+        """Bytes of a value made of these leaves, as `Value` has them."""
+
+        def total(counted: Mapping[int, int]) -> int:
+            return sum(counted[i] for i in own)
+
+        gone = collections.Counter({i: self.bytes[i] for i in self.gradients})
+        passages = []
+        for stack, ways in self.layers.items():
+            backward = ways.get("backward", collections.Counter())
+            forward = ways.get("forward", collections.Counter())
+            if total(forward) or total(backward):
+                leaving = {i: n for i, n in backward.items() if i in self.gradients}
+                passages.append(
+                    Passage(
+                        body=stack,
+                        forward_in=total(forward),
+                        backward_in=total(backward),
+                        backward_out=total(collections.Counter(leaving)),
+                    )
+                )
+        return {
+            "bytes": total(self.bytes) + total(gone),
+            "update_in": total(self.into),
+            "update_out": total(self.out),
+            "passages": tuple(passages),
+        }
+
+
 def _value(
     index: int,
     arguments: Sequence[Argument],
     leaf: Leaf,
-    specs: Sequence[Any],
-    own: Sequence[int],
-    target: Target,
+    has_host: bool,
+    traffic: Mapping[str, Any],
 ) -> Value:
     allowed: set[Decision] = {"keep"}
-    if leaf.way != "device" and target.host_bytes > 0:
+    if leaf.way != "device" and has_host:
         allowed.add("offload")
     first = arguments[0]
-    several = len(arguments) > 1
     return Value(
         index=index,
-        name=_general(first.path) if several else first.path,
+        name=_general(first.path) if len(arguments) > 1 else first.path,
         source="",
         shape=leaf.shape,
         dtype=leaf.dtype,
-        bytes=sum(device_bytes(specs[i]) for i in own),
         operation=None,
         available=False,
         needed=True,
         allowed=frozenset(allowed),
         role=first.role,
+        **traffic,
     )
 
 
@@ -143,8 +286,3 @@ def _update_seconds(values: Sequence[Value], target: Target) -> float:
 
 def _general(path: str) -> str:
     return re.sub(r"\d+", "*", path)
-
-
-def device_bytes(spec: Any) -> int:
-    """Bytes of one device's part of an array."""
-    return math.prod(shard_shape(spec)) * spec.dtype.itemsize

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from . import _jax
+from ._boundary import Emission
 from ._errors import PlanMismatchError
 from ._jaxpr import spec_of, trace
 from ._update_find import stream_update
@@ -25,16 +26,22 @@ class Hosted:
     """The arguments that live in host memory.
 
     `updates` says which output takes the place of each (both flat positions), `shards`
-    has the shape of one device's part of each. `in_turn` is what `run_streamed` takes.
+    has the shape of one device's part of each. `in_turn` and `lean` are what
+    `run_streamed` takes.
     """
 
     updates: Mapping[int, int]
     shards: Mapping[int, tuple[int, ...]]
     in_turn: bool
+    lean: bool = False
 
 
-def stream_state(step: Callable[..., Any], hosted: Hosted) -> Callable[..., Any]:
+def stream_state(
+    step: Callable[..., Any], hosted: Hosted, boundary: dict[str, Emission]
+) -> Callable[..., Any]:
     """`step`, with the arguments that `hosted` names in host memory, and returned so.
+
+    **Arguments:** `boundary` is where the step registers the loops of its stacks.
 
     **Raises:** when it is traced, `PlanMismatchError` for an argument that is on the
     device.
@@ -59,10 +66,19 @@ def stream_state(step: Callable[..., Any], hosted: Hosted) -> Callable[..., Any]
                     f"step: {name} is in device memory, and the plan keeps it in host "
                     "memory. Call the step with what plan.place(...) returns."
                 )
+        boundary.clear()
         # Without a memory kind: traced as if everything were on the device.
         jaxpr = trace(flat, *(spec_of(_jax.aval_of(value)) for value in values))
-        streamed = stream_update(jaxpr, hosted.updates, per_device=hosted.shards)
-        out = run_streamed(streamed, values, in_turn=hosted.in_turn)
+        streamed = stream_update(
+            jaxpr, hosted.updates, per_device=hosted.shards, boundary=boundary
+        )
+        out = run_streamed(
+            streamed,
+            values,
+            in_turn=hosted.in_turn,
+            boundary=boundary,
+            lean=hosted.lean,
+        )
         return jax.tree.unflatten(results[-1], out)
 
     return streaming

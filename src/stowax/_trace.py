@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from . import _jax
+from ._boundary import Emission
 from ._errors import ArgumentError, StepError, StowaxError
 from ._jaxpr import trace
 from ._linearize import LinearizedBody
@@ -61,7 +62,8 @@ class Step:
     back with the same type: what a training loop replaces by the step's own result.
     `updates` says of each array of the state which output takes its place (both flat
     positions).
-    `jaxpr` is the step's, with everything that backward passes read stored.
+    `jaxpr` is the step's, with everything that backward passes read stored; `boundary`
+    has the loops of stacks in it.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Step:
     stacks: Mapping[str, TracedStack]
     donate: tuple[int, ...]
     updates: Mapping[int, int]
+    boundary: Mapping[str, Emission]
     jaxpr: Any
 
 
@@ -113,8 +116,12 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
         found[stack.name] = (stack, body)
         return store_all(stack, body)
 
+    boundary: dict[str, Emission] = {}
     rewriter = Rewriter(
-        choose, options, prepare=lambda call: [observe(v) for v in call.inputs]
+        choose,
+        options,
+        prepare=lambda call: [observe(v) for v in call.inputs],
+        boundary=boundary,
     )
 
     def flat(*values: Any) -> Any:
@@ -142,6 +149,7 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
         },
         donate=_donatable(positions, arguments, out),
         updates=found_roles.updates,
+        boundary=boundary,
         jaxpr=jaxpr,
     )
 

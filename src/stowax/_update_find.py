@@ -22,14 +22,18 @@ in, worked on and copied out by loops of its own, one leaf after the other.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from . import _jax
-from ._jaxpr import Node, Program
+from ._boundary import Emission
+from ._jaxpr import Program
 from ._update_blocks import BlockSize, Cut, cut_leaf
-from ._update_inline import ELEMENTWISE, inline_update
-from ._update_record import Group, Streamed, in_order, report, view_of
+from ._update_feed import NOTHING, find_feeds, users_besides, view_of
+from ._update_inline import inline_update
+from ._update_kinds import elementwise, inputs_of, reduction, worked_shape
+from ._update_lead import Lead
+from ._update_places import places_of
+from ._update_record import Group, Streamed, in_order, report
 
 
 def stream_update(
@@ -38,16 +42,27 @@ def stream_update(
     *,
     per_device: Mapping[int, Sequence[int]] | None = None,
     size: BlockSize | None = None,
+    boundary: Mapping[str, Emission] | None = None,
 ) -> Streamed:
     """Finds how `jaxpr` can run with some of its inputs in host memory.
 
     **Arguments:** `jaxpr` is a whole step's, traced with everything on the device.
     `host_inputs` says of each input that is to live in host memory which output it
     becomes (both flat positions). `per_device` has the shapes of one device's shards of
-    those that are spread over a mesh.
+    those that are spread over a mesh. `boundary` has the loops of stacks that stand in
+    `jaxpr`: what they read of the host inputs they fetch layer by layer, and leave its
+    gradients in host memory where all that reads those works on blocks.
     """
-    finder = _Finder(inline_update(jaxpr, host_inputs), per_device or {}, size)
-    return finder.find(dict(host_inputs))
+    boundary = boundary or {}
+    program = inline_update(jaxpr, host_inputs, boundary)
+    on_device: set[int] = set()
+    while True:
+        finder = _Finder(program, per_device or {}, size, boundary, on_device)
+        found = finder.find(dict(host_inputs))
+        whole = finder.needed_whole(found)
+        if not whole:
+            return found
+        on_device |= whole
 
 
 class _Finder:
@@ -58,12 +73,16 @@ class _Finder:
         program: Program,
         per_device: Mapping[int, Sequence[int]],
         size: BlockSize | None,
+        boundary: Mapping[str, Emission],
+        gradients_on_device: Collection[int],
     ):
         self.program, self.per_device = program, per_device
-        self.size = size or BlockSize()
+        self.size, self.boundary = size or BlockSize(), boundary
+        self.gradients_on_device = gradients_on_device
+        self.feeds = NOTHING
         wanted = [o for o in program.outputs if isinstance(o, int)]
         self.live = program.closure(wanted, (), effects=True)
-        self.users: dict[int, list[int]] = collections.defaultdict(list)
+        self.users: Mapping[int, list[int]] = collections.defaultdict(list)
         for position in self.live:
             for number in {i for i in program.nodes[position].inputs if i is not None}:
                 self.users[number].append(position)
@@ -77,14 +96,16 @@ class _Finder:
         """The search, step by step."""
         cuts = {i: self._cut([i]) for i in host_inputs}
         self.leaves = {i: cut for i, cut in cuts.items() if isinstance(cut, Cut)}
+        feeds = find_feeds(self.program, self.leaves, self.users, self.boundary)
+        self.feeds = feeds.without_gradients_of(self.gradients_on_device)
+        self.users = users_besides(self.program, self.feeds, self.users)
         self.host_inputs = {i: o for i, o in host_inputs.items() if i in self.leaves}
         hosted = set(self.host_inputs.values())
         for position, number in enumerate(self.program.outputs):
             if isinstance(number, int) and position not in hosted:
                 self.on_device.setdefault(number, position)
         self._find_members()
-        groups = [self._group(part) for part in self._components()]
-        elementwise = self._paired([group for group in groups if group is not None])
+        elementwise = self._paired(self._groups())
         groups = [*elementwise, *self._whole(elementwise)]
         return Streamed(
             program=self.program,
@@ -94,7 +115,27 @@ class _Finder:
                 for i, o in host_inputs.items()
             ),
             host_outputs={o: i for i, o in self.host_inputs.items()},
+            feeds=self.feeds,
         )
+
+    def needed_whole(self, found: Streamed) -> set[int]:
+        """Leaves whose gradients, or what is made of these, are needed whole."""
+        grouped = {p for group in found.groups for p in group.nodes}
+        returned = {o for o in self.program.outputs if isinstance(o, int)}
+        whole = {
+            number
+            for group in found.groups
+            if any(given not in returned for given, _ in group.gives)
+            for number in group.reads
+        }
+        return {
+            value.leaf
+            for number, value in self.feeds.gradients.items()
+            if number in returned | whole or not grouped.issuperset(self.users[number])
+        }
+
+    def _hosted(self, number: int) -> bool:
+        return number in self.leaves or number in self.feeds.gradients
 
     def _outside(self, leaf: int) -> list[int]:
         """Nodes outside of loops that read a leaf or make its new value."""
@@ -107,55 +148,42 @@ class _Finder:
     def _shape(self, number: int) -> tuple[int, ...]:
         return tuple(self.program.avals[number].shape)
 
-    def _bytes(self, number: int) -> int:
-        aval = self.program.avals[number]
-        return aval.size * aval.dtype.itemsize
-
     def _cut(self, numbers: Sequence[int]) -> Cut | str:
         """One cut for arrays of one shape, of which those in host memory come first."""
         shape = self._shape(numbers[0])
-        shards = [self.per_device.get(i, shape) for i in numbers]
+        gradients = self.feeds.gradients
+        owners = [gradients[i].leaf if i in gradients else i for i in numbers]
+        shards = [self.per_device.get(i, shape) for i in owners]
         sizes = [self.program.avals[i].dtype.itemsize for i in numbers]
         smallest = tuple(min(column) for column in zip(*shards, strict=True))
         return cut_leaf(shape, smallest, sizes, self.size)
 
-    def _elementwise(self, node: Node) -> bool:
-        """Whether every output element is made of the inputs' elements in its place."""
-        shapes = {self._shape(o) for o in node.outputs}
-        name = node.equation.primitive.name
-        if len(shapes) != 1 or () in shapes or _jax.has_effects(node.equation):
-            return False
-        if name == "broadcast_in_dim":
-            return len(node.inputs) == 1  # no sizes that are data
-        if name not in ELEMENTWISE:
-            return False
-        (shape,) = shapes
-        return all(
-            self._shape(i) == () or _spreads(self._shape(i), shape)
-            for i in node.inputs
-            if i is not None
-        )
-
     def _find_members(self) -> None:
         """Which nodes work on blocks, at which level, and the level of every value."""
-        streaming = set(self.leaves)
+        streaming = {*self.leaves, *self.feeds.gradients}
+        given = frozenset(streaming)
+        # What is made of parameters and their gradients is summed up in blocks, too.
+        wide = {leaf for leaf, _ in self.feeds.chains.values()} | given - {*self.leaves}
         level = [0] * len(self.program.avals)
         for position in self.live:
             node = self.program.nodes[position]
             inputs = [i for i in node.inputs if i is not None]
             own = max((level[i] for i in inputs), default=0)
-            shape = self._shape(node.outputs[0]) if node.outputs else ()
-            joins = self._elementwise(node) and any(
-                i in streaming and self._shape(i) == shape for i in inputs
-            )
-            if joins:
+            shape = worked_shape(self.program, node)
+            mine = [i for i in inputs if i in streaming and self._shape(i) == shape]
+            if mine and elementwise(self.program, node):
                 self.member[position] = own
                 streaming.update(node.outputs)
+                if not wide.isdisjoint(mine):
+                    wide.update(node.outputs)
+            elif mine and reduction(self.program, node) and mine[0] in wide:
+                self.member[position] = own
+                own += 1
             else:
-                made = [level[i] for i in inputs if i in streaming - self.leaves.keys()]
+                made = [level[i] for i in inputs if i in streaming - given]
                 own = max(own, 1 + max(made, default=-1))
             for output in node.outputs:
-                level[output] = own
+                level[output] = max(own, level[output] if output in given else 0)
         self.level = level
         self._postpone()
 
@@ -189,7 +217,7 @@ class _Finder:
         seen: dict[tuple[int, int], int] = {}
         for position, own in self.member.items():
             node = self.program.nodes[position]
-            shape = self._shape(node.outputs[0])
+            shape = worked_shape(self.program, node)
             for number in (*node.inputs, *node.outputs):
                 if number is not None and self._shape(number) == shape:
                     first = seen.setdefault((number, own), position)
@@ -199,14 +227,40 @@ class _Finder:
             parts[root(position)].append(position)
         return list(parts.values())
 
-    def _group(self, part: Sequence[int]) -> Group | None:
-        """The loop for one component, or `None` if no host leaf is in it."""
-        program, leaves = self.program, self.leaves
-        shape = self._shape(program.nodes[part[0]].outputs[0])
-        nodes = self._with_lead_in(part)
+    def _groups(self) -> list[Group]:
+        """The loops for all components in which a host leaf is."""
+        parts, lead = self._components(), self._lead()
+        nodes = [lead.extended(part) for part in parts]
+        readers: dict[int, set[int]] = collections.defaultdict(set)
+        for k, own in enumerate(nodes):
+            for number in inputs_of(self.program, own):
+                readers[number].add(k)
+        groups = []
+        for k, (part, own) in enumerate(zip(parts, nodes, strict=True)):
+
+            def needed(number: int, own: Sequence[int] = own, k: int = k) -> bool:
+                plain = [p for p in self.users[number] if p not in self.member]
+                elsewhere = readers[number] - {k} or not set(own).issuperset(plain)
+                return number in self.on_device or bool(elsewhere)
+
+            groups.append(self._group(part, own, needed))
+        return [group for group in groups if group is not None]
+
+    def _group(
+        self,
+        part: Sequence[int],
+        nodes: Sequence[int],
+        needed: Callable[[int], bool],
+    ) -> Group | None:
+        """The loop for one component, or `None` if no host leaf is in it.
+
+        `needed` says whether a value is wanted outside of the loop.
+        """
+        program = self.program
+        shape = worked_shape(program, program.nodes[part[0]])
         made = {o for p in nodes for o in program.nodes[p].outputs}
-        inputs = self._inputs_of(nodes)
-        reads = [i for i in inputs if i in leaves and self._shape(i) == shape]
+        inputs = inputs_of(self.program, nodes)
+        reads = [i for i in inputs if self._hosted(i) and self._shape(i) == shape]
         writes = [
             (program.outputs[o], i)
             for i, o in self.host_inputs.items()
@@ -214,7 +268,7 @@ class _Finder:
         ]
         if not reads and not writes:
             return None
-        sliced = [i for i in inputs if self._shape(i) == shape and i not in leaves]
+        sliced = [i for i in inputs if self._shape(i) == shape and i not in reads]
         views = [view for i in sliced if (view := view_of(program, i))]
         hosted = list(dict.fromkeys([*reads, *(i for _, i in writes)]))
         cut = self._cut([*hosted, *sliced])
@@ -223,18 +277,47 @@ class _Finder:
             number
             for p in part
             for number in program.nodes[p].outputs
-            if number in self.on_device or not set(nodes).issuperset(self.users[number])
+            if needed(number) and not reduction(program, program.nodes[p])
         ]
         return Group(
-            cut=cut if isinstance(cut, Cut) else leaves[hosted[0]],
+            cut=cut if isinstance(cut, Cut) else self._cut_of(hosted[0]),
             nodes=tuple(nodes),
             reads=tuple(reads),
             writes=tuple(writes),
             sliced=tuple(sliced),
             spread=tuple(i for i in inputs if self._shape(i) not in ((), shape)),
             others=tuple(i for i in inputs if self._shape(i) == ()),
-            gives=tuple(self._places(gives, sliced, nodes)),
+            gives=tuple(
+                places_of(program, self.users, self.on_device, (gives, sliced, nodes))
+            ),
             views=tuple(views),
+            totals=tuple(
+                program.nodes[p].outputs[0]
+                for p in part
+                if reduction(program, program.nodes[p])
+            ),
+            gradients=tuple(
+                self.feeds.gradients[i] for i in reads if i in self.feeds.gradients
+            ),
+        )
+
+    def _cut_of(self, number: int) -> Cut:
+        gradient = self.feeds.gradients.get(number)
+        return self.leaves[gradient.leaf if gradient else number]
+
+    def _lead(self) -> Lead:
+        return Lead(
+            program=self.program,
+            users=self.users,
+            member=self.member,
+            level=self.level,
+            on_device=self.on_device,
+            hosted=self.feeds.gradients,
+            written={
+                leaf: self.level[number]
+                for leaf, output in self.host_inputs.items()
+                if isinstance(number := self.program.outputs[output], int)
+            },
         )
 
     def _paired(self, groups: Sequence[Group]) -> list[Group]:
@@ -259,94 +342,6 @@ class _Finder:
                 paired[first] = paired[first].beside(group)
         return paired
 
-    def _inputs_of(self, nodes: Sequence[int]) -> list[int]:
-        """What nodes read and do not make, in order of first use."""
-        made = {o for p in nodes for o in self.program.nodes[p].outputs}
-        read = [i for p in nodes for i in self.program.nodes[p].inputs]
-        return list(dict.fromkeys(i for i in read if i is not None and i not in made))
-
-    def _with_lead_in(self, part: Sequence[int]) -> list[int]:
-        """`part` and what leads up to it and had better run on blocks, too.
-
-        A whole array is saved wherever its maker can run inside, on arrays that are
-        there anyway (those of the loop, and inputs of the step), or on one in its
-        place. What others use as well exists anyhow: it is made a second time only if
-        that needs no other array.
-        """
-        mine = set(part)
-        while True:
-            inputs = set(self._inputs_of(sorted(mine)))
-            for number in sorted(inputs, reverse=True):
-                lead = self._lead_to(number, mine, inputs, self.member[part[0]])
-                if lead:
-                    mine |= lead
-                    break
-            else:
-                return sorted(mine)
-
-    def _lead_to(
-        self, number: int, mine: set[int], inputs: set[int], level: int
-    ) -> set[int]:
-        """Nodes that make `number` and may as well run inside; none if that costs."""
-        shape, maker = self._shape(number), self.program.maker
-
-        def inside(value: int) -> bool:
-            position = maker.get(value)
-            return (
-                position is not None
-                and position not in self.member
-                and self._shape(value) == shape
-                and self.level[value] <= level
-                and self._elementwise(self.program.nodes[position])
-            )
-
-        def alone(value: int, nodes: set[int]) -> bool:
-            return nodes.issuperset(self.users[value]) and value not in self.on_device
-
-        if shape == () or not inside(number):
-            return set()
-        lead = {maker[number]}
-        while True:
-            read = set(self._inputs_of(sorted(lead)))
-            more = {v for v in read if inside(v) and alone(v, mine | lead)}
-            if not more:
-                break
-            lead |= {maker[v] for v in more}
-        new = sum(
-            self._bytes(v)
-            for v in read - inputs
-            if self._shape(v) == shape
-            and v >= self.program.input_count
-            and view_of(self.program, v) is None
-        )
-        saved = self._bytes(number) if alone(number, mine) else 0
-        return lead if new <= saved else set()
-
-    def _places(
-        self, gives: Sequence[int], sliced: Sequence[int], nodes: Sequence[int]
-    ) -> list[tuple[int, int | None]]:
-        """For each given array the one in whose memory it is written.
-
-        Results of the step take inputs of the step, in the order in which `jax.jit`
-        pairs donated arguments with results; others take what nobody needs afterwards.
-        """
-        count, mine = self.program.input_count, set(nodes)
-        donated = sorted(i for i in sliced if i < count)
-        spent = [i for i in sliced if i >= count and mine.issuperset(self.users[i])]
-        spent = [
-            i for i in spent if i in self.program.maker and i not in self.on_device
-        ]
-        places = []
-        last = len(self.program.outputs)
-        for number in sorted(gives, key=lambda n: self.on_device.get(n, last)):
-            pool = donated if number in self.on_device else spent
-            kind = self.program.avals[number].dtype
-            fit = [i for i in pool if self.program.avals[i].dtype == kind]
-            places.append((number, fit[0] if fit else None))
-            if fit:
-                pool.remove(fit[0])
-        return places
-
     def _whole(self, groups: Sequence[Group]) -> list[Group]:
         """Loops that only copy: leaves needed or made as whole arrays."""
         written = {i for group in groups for _, i in group.writes}
@@ -362,7 +357,10 @@ class _Finder:
         needed = set(self.leaves) & self.on_device.keys()
         needed.update(i for g in groups for i in g.spread if i in self.leaves)
         for position in self._plain([*groups, *copies]):
-            needed.update(self.leaves.keys() & set(self.program.nodes[position].inputs))
+            served = self.feeds.served.get(position, ())
+            inputs = self.program.nodes[position].inputs
+            read = {i for k, i in enumerate(inputs) if k not in served}
+            needed.update(self.leaves.keys() & read)
         return [*copies, *(self._copy(i, reads=(i,)) for i in sorted(needed))]
 
     def _copy(self, leaf: int, *, reads: tuple[int, ...], made: Any = None) -> Group:
@@ -385,14 +383,8 @@ class _Finder:
         """Positions of the nodes that run outside of all loops."""
         given = {number for group in groups for number, _ in group.gives}
         wanted = [*self.on_device]
-        wanted += [i for group in groups for i in group.on_device]
+        wanted += [i for group in groups for i in group.needs]
         count = self.program.input_count + self.program.const_count
+        given |= {number for group in groups for number in group.totals}
         at_hand = {*given, *range(count)}
-        return self.program.closure(wanted, at_hand, effects=True)
-
-
-def _spreads(small: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether an operand is of `shape`, but for axes of one element."""
-    return len(small) == len(shape) and all(
-        mine in (1, size) for mine, size in zip(small, shape, strict=True)
-    )
+        return self.feeds.closure(self.program, wanted, at_hand)

@@ -8,13 +8,13 @@ numbers are the same, and the leaf streams through either way; a step that is sk
 copies its state for nothing, which happens rarely. Branches with loops or effects stay.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax
 
 from . import _jax
-from ._jaxpr import Program, evaluate, spec_of, trace
+from ._jaxpr import Program, bind, evaluate, spec_of, trace
 
 # fmt: off
 ELEMENTWISE = frozenset((
@@ -36,22 +36,29 @@ _DERIVATIVE_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 _LOOPS = frozenset({"scan", "while", "pallas_call", "shard_map"})
 
 
-def inline_update(jaxpr: Any, host_inputs: Iterable[int]) -> Program:
-    """The program of a step with its calls opened, and branches on host leaves."""
-    flat = _flatten(jaxpr, frozenset())
+def inline_update(
+    jaxpr: Any, host_inputs: Iterable[int], closed: Collection[str] = ()
+) -> Program:
+    """The program of a step with its calls opened, and branches on host leaves.
+
+    Calls whose names are in `closed` stay: the loops of stacks.
+    """
+    flat = _flatten(jaxpr, frozenset(), closed)
     while True:
         program = Program(flat)
         chosen = frozenset(_branches_on(program, host_inputs))
         if not chosen:
             return program
-        flat = _flatten(flat, chosen)
+        flat = _flatten(flat, chosen, closed)
 
 
-def _flatten(jaxpr: Any, chosen: frozenset[int]) -> Any:
+def _flatten(jaxpr: Any, chosen: frozenset[int], closed: Collection[str]) -> Any:
     """`jaxpr` with calls opened; `chosen` are the ids of equations to be selections."""
 
     def visit(equation: Any, values: list[Any]) -> list[Any] | None:
         name, params = equation.primitive.name, equation.params
+        if params.get("name") in closed and "jaxpr" in params:
+            return bind(equation, values)
         if name in _DERIVATIVE_RULES:
             inner = params.get("call_jaxpr", params.get("jaxpr"))
             if inner is None:

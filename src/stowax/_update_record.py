@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _jax
-from ._jaxpr import Node, Program
+from ._jaxpr import Program
 from ._update_blocks import Cut
+from ._update_feed import Feeds, HostValue, View
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +33,6 @@ class Leaf:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """An array that is one `index` of the leading axis of another, `whole`.
-
-    The gradients of an unrolled model's layers come stacked: blocks are cut from the
-    stack, where a compiler might make an array of each layer's part first.
-    """
-
-    number: int
-    whole: int
-    index: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """One loop over the blocks of `cut`; everything is a value number of the program.
 
@@ -54,7 +42,8 @@ class Group:
     parts of larger ones, `spread` smaller ones
     that are broadcast to it, `others` scalars. `gives` are the values that come out as
     whole arrays on the device, each with the device array in whose place it is written
-    (or `None` for memory of its own).
+    (or `None` for memory of its own). `totals` are single numbers made of all blocks;
+    `gradients` are those of `reads` that are no inputs of the program.
     """
 
     cut: Cut
@@ -66,12 +55,19 @@ class Group:
     others: tuple[int, ...]
     gives: tuple[tuple[int, int | None], ...]
     views: tuple[View, ...] = ()
+    totals: tuple[int, ...] = ()
+    gradients: tuple[HostValue, ...] = ()
 
     @property
     def on_device(self) -> tuple[int, ...]:
         """Values on the device that it reads."""
         wholes = (view.whole for view in self.views)
         return (*self.sliced, *self.spread, *self.others, *wholes)
+
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """Values that have to be there before it starts, in either memory."""
+        return (*self.on_device, *(value.made for value in self.gradients))
 
     def beside(self, other: "Group") -> "Group":
         """Both in one loop; they are cut alike and do not depend on one another."""
@@ -89,6 +85,8 @@ class Group:
             others=both(self.others, other.others),
             gives=both(self.gives, other.gives),
             views=both(self.views, other.views),
+            totals=both(self.totals, other.totals),
+            gradients=both(self.gradients, other.gradients),
         )
 
 
@@ -98,13 +96,15 @@ class Streamed:
 
     `schedule` is an order in which it can run: positions of nodes, and groups.
     `host_inputs` are the inputs that live in host memory, `host_outputs` the outputs
-    that come out there, each with the input whose buffer it takes.
+    that come out there, each with the input whose buffer it takes; `feeds` is what
+    passes between host memory and the loops of stacks.
     """
 
     program: Program
     schedule: tuple[int | Group, ...]
     leaves: tuple[Leaf, ...]
     host_outputs: Mapping[int, int]
+    feeds: Feeds
 
     @property
     def host_inputs(self) -> tuple[int, ...]:
@@ -129,6 +129,7 @@ def in_order(
     """
     maker = {o: p for p in plain for o in program.nodes[p].outputs}
     given = {n: -1 - k for k, group in enumerate(groups) for n, _ in group.gives}
+    given |= {n: -1 - k for k, group in enumerate(groups) for n in group.totals}
     maker.update(given)  # a group is a negative number: -1 is the first
     waiting: dict[int, set[int]] = {}
     followers: dict[int, list[int]] = {}
@@ -136,7 +137,7 @@ def in_order(
         if item >= 0:
             read = program.nodes[item].inputs
         else:
-            read = groups[-1 - item].on_device
+            read = groups[-1 - item].needs
         needs = {maker[i] for i in read if i in maker} - {item}
         waiting[item] = needs
         for need in needs:
@@ -146,7 +147,7 @@ def in_order(
         if item >= 0:
             return (0, item, 0)
         group = groups[-1 - item]
-        ready = max((maker.get(i, -1) for i in group.on_device), default=-1)
+        ready = max((maker.get(i, -1) for i in group.needs), default=-1)
         return (1, max(ready, -1), -item) if group.gives else (1, -2, -item)
 
     ready = [(rank(item), item) for item, needs in waiting.items() if not needs]
@@ -160,31 +161,6 @@ def in_order(
             if not waiting[follower]:
                 heapq.heappush(ready, (rank(follower), follower))
     return order
-
-
-def view_of(program: Program, number: int) -> View | None:
-    """How a value is one index of the leading axis of another, if it is."""
-    squeezed = _made_by(program, number, "squeeze")
-    if squeezed is None or tuple(squeezed.equation.params["dimensions"]) != (0,):
-        return None
-    inner = squeezed.inputs[0]
-    sliced = None if inner is None else _made_by(program, inner, "slice")
-    if sliced is None or sliced.inputs[0] is None:
-        return None
-    whole, params = sliced.inputs[0], sliced.equation.params
-    start, limit = params["start_indices"], params["limit_indices"]
-    rest = tuple(program.avals[whole].shape)[1:]
-    if params["strides"] is not None or limit[0] - start[0] != 1:
-        return None
-    if any(start[1:]) or tuple(limit[1:]) != rest:
-        return None
-    return View(number=number, whole=whole, index=start[0])
-
-
-def _made_by(program: Program, number: int, primitive: str) -> Node | None:
-    position = program.maker.get(number)
-    node = None if position is None else program.nodes[position]
-    return node if node and node.equation.primitive.name == primitive else None
 
 
 def report(

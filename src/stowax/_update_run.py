@@ -27,10 +27,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ._boundary import Emission
 from ._host_slots import to_device, to_host
 from ._jaxpr import Node, Program, bind
 from ._update_blocks import Cut
+from ._update_fed import operands, run_fed
+from ._update_feed import HostValue
 from ._update_record import Group, Streamed
+from ._update_totals import first_total, next_total
 
 
 def scope_name(leaf: int) -> str:
@@ -38,8 +42,18 @@ def scope_name(leaf: int) -> str:
     return f"stowax.state.{leaf}"
 
 
+def gradient_scope(leaf: int) -> str:
+    """Named scope of the copies of a gradient in host memory, by its parameter."""
+    return f"stowax.gradient.{leaf}"
+
+
 def run_streamed(
-    streamed: Streamed, args: Sequence[Any], *, in_turn: bool = True
+    streamed: Streamed,
+    args: Sequence[Any],
+    *,
+    in_turn: bool = True,
+    boundary: Mapping[str, Emission] | None = None,
+    lean: bool = False,
 ) -> list[Any]:
     """The step's flat outputs; those in `streamed.host_outputs` are in host memory.
 
@@ -47,7 +61,8 @@ def run_streamed(
     host memory. `in_turn` makes it a dependency that a block is written after another
     one of the same leaf is read. A GPU's compiler needs that (it would copy the whole
     buffer, in every iteration); a TPU's does not, and under a mesh it costs a scalar's
-    all-reduce per block.
+    all-reduce per block. `boundary` has the loops of stacks that `streamed` was found
+    with, `lean` is how they fetch parameters (`_passes.HostPlan`).
     """
     program = streamed.program
     host = {i: args[i] for i in streamed.host_outputs.values()}
@@ -61,11 +76,10 @@ def run_streamed(
             env.update(results)
             continue
         node = program.nodes[item]
-        values = [
-            atom.val if number is None else env[number]
-            for number, atom in zip(node.inputs, node.equation.invars, strict=True)
-        ]
-        out = bind(node.equation, values)
+        if item in streamed.feeds.served:
+            out = run_fed(streamed, item, args, env, boundary or {}, (in_turn, lean))
+        else:
+            out = bind(node.equation, operands(node, env))
         env.update(zip(node.outputs, out, strict=True))
         if signs and jnp.size(out[0]) > 1:
             signs = [signs[0], out[0]]
@@ -97,21 +111,22 @@ def _run_group(
         for numbers in (group.others, (*group.sliced, *(v.whole for v in group.views)))
     )
     carry = loop.start(host, [*signs, *(scalars or arrays)])
-    buffers, results, waiting, _ = jax.lax.fori_loop(
+    buffers, results, waiting, totals, _ = jax.lax.fori_loop(
         0, group.cut.count + 1, loop.step, carry
     )
     shape = program.avals
     host.update((i, jnp.reshape(b, shape[i].shape)) for i, b in buffers.items())
     results = {n: jnp.reshape(r, shape[n].shape) for n, r in results.items()}
-    done = [*results.values(), *waiting.values(), *buffers.values()]
-    return results, done[:1]
+    totals = {n: total.astype(shape[n].dtype) for n, total in totals.items()}
+    done = [*results.values(), *waiting.values(), *totals.values(), *buffers.values()]
+    return {**results, **totals}, done[:1]
 
 
 class _Loop:
     """One group's loop.
 
     Its carry: host buffers by leaf, results by number, blocks that wait to be written
-    by leaf, and the index of the iteration before.
+    by leaf, totals by number, and the index of the iteration before.
     """
 
     def __init__(
@@ -135,7 +150,7 @@ class _Loop:
     def start(self, host: Mapping[int, Any], signs: Sequence[Any]) -> Any:
         """The carry of the first iteration, which begins after `signs` are there."""
         group, avals = self.group, self.program.avals
-        leaves = dict.fromkeys([*group.reads, *self.makes])
+        leaves = dict.fromkeys([i for i in group.reads if i in host] + [*self.makes])
         buffers = {leaf: jnp.reshape(host[leaf], group.cut.rows) for leaf in leaves}
         results = {
             number: jax.lax.empty(group.cut.rows, avals[number].dtype)
@@ -152,15 +167,16 @@ class _Loop:
             else:
                 # Written over by the next iteration.
                 waiting[leaf] = jnp.zeros(group.cut.piece, avals[leaf].dtype)
-        return buffers, results, waiting, jnp.int32(0)
+        totals = {n: first_total(self.program, n) for n in group.totals}
+        return buffers, results, waiting, totals, jnp.int32(0)
 
     def step(self, i: Any, carry: Any) -> Any:
         """Iteration `i`: writes block `i - 1`, fetches and computes block `i`.
 
         The last one, `i == count`, only writes: what it computes is dropped.
         """
-        buffers, results, waiting, previous = carry
-        buffers, cut = dict(buffers), self.group.cut
+        buffers, results, waiting, totals, previous = carry
+        buffers, totals, cut = dict(buffers), dict(totals), self.group.cut
         i = jnp.int32(i)
         now = jnp.minimum(i, cut.count - 1)
         here = _starts(cut, now)
@@ -191,6 +207,8 @@ class _Loop:
             v.number: _slice(whole, (v.index, *here), (1, *cut.piece))[0]
             for v, whole in self.views.items()
         }
+        for value in self.group.gradients:
+            parts[value.number] = self._fetch_gradient(value, here)
         values = self._compute({**fetched, **sliced, **parts}, now)
         written = {}
         for number, place in self.group.gives:
@@ -200,11 +218,23 @@ class _Loop:
             new = jax.lax.select(last, old, values[number])
             written[number] = _update(whole, new, here)
         made = {leaf: values[value] for leaf, value in self.makes.items()}
-        return buffers, written, made, i
+        for number, total in totals.items():
+            more = next_total(self.program, number, total, values)
+            totals[number] = jax.lax.select(i >= cut.count, total, more)
+        return buffers, written, made, totals, i
 
     def _fetch(self, buffer: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):
             return to_device(_slice(buffer, at, self.group.cut.piece))
+
+    def _fetch_gradient(self, value: HostValue, at: Sequence[Any]) -> Any:
+        """The block at `at` of a gradient that a stack's loop left in host memory."""
+        rows, piece = self.group.cut.rows, self.group.cut.piece
+        shape = rows if value.index is None else (-1, *rows[1:])
+        at = [at[0] + (value.index or 0) * rows[0], *at[1:]]
+        with jax.named_scope(gradient_scope(value.leaf)):
+            whole = jnp.reshape(self.env[value.made], shape)
+            return to_device(_slice(whole, at, piece))
 
     def _write(self, buffer: Any, block: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):
@@ -216,6 +246,8 @@ class _Loop:
         values = {**blocks, **self.scalars}
         for position in group.nodes:
             node = self.program.nodes[position]
+            if node.outputs[0] in group.totals:
+                continue  # made of all blocks
             operands = [
                 atom.val
                 if number is None

@@ -11,11 +11,14 @@ Model, per body with `count` runs (see "The planning model" in the documentation
 
     D = sum of offloaded bytes, R = sum of seconds of operations run again
     S = sum of seconds spent on storing
-    forward run   max(C_f, D / device_to_host)
-    backward run  max(C_b + R, D / host_to_device)
-    update        max(C_b, D / device_to_host, D / host_to_device)
+    forward run   max(C_f, D / device_to_host, P_f / host_to_device)
+    backward run  max(C_b + R, (D + P_b) / host_to_device, G / device_to_host)
+    update        max(C_b, U_out / device_to_host, U_in / host_to_device)
     step          sum count (forward + backward + S) + first exposed reload + update
                   + other_seconds
+
+P and G are the parameters and gradients of one run that pass, of state that is
+offloaded (`Value.passages`), U what it moves at the update.
 
 With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima become sums.
 """
@@ -23,7 +26,7 @@ With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima beco
 import numpy as np
 
 from .._errors import ArgumentError
-from .._stages import Body, Decision, Decisions, Evaluation, Problem
+from .._stages import Body, Decision, Decisions, Evaluation, Passage, Problem
 from ._tables import BodyTable, cannot_run_again, maker, tables
 
 STORED = ("keep", "offload")
@@ -145,22 +148,19 @@ def priced(
         rerun = sum(
             body.operations[f].seconds for f in operations_run_again(body, values)
         )
-        out = moved / problem.link.device_to_host if moved else 0.0
-        back = moved / problem.link.host_to_device if moved else 0.0
         window = body.backward_seconds + rerun
         again += body.count * rerun
         storing += body.count * _storing_seconds(body, chosen)
-        transfer += body.count * (out + back)
-        if body.phase == "update":
-            exposed += max(0.0, max(out, back) - window)
-        elif depth > 1:
-            exposed += body.count * max(0.0, out - body.forward_seconds)
-            exposed += body.count * max(0.0, back - window)
+        link = _link_seconds(problem, decisions, body, chosen, moved)
+        transfer += body.count * sum(link)
+        forward, backward = max(link[:2]), max(link[2:])
+        if depth > 1 or body.phase == "update":
+            exposed += body.count * max(0.0, forward - body.forward_seconds)
+            exposed += body.count * max(0.0, backward - window)
         else:
-            exposed += body.count * (out + back)
-        update = body.phase == "update"
-        forward_used.append(0.0 if update else _share(out, body.forward_seconds))
-        backward_used.append(_share(max(out, back) if update else back, window))
+            exposed += body.count * sum(link)
+        forward_used.append(_share(forward, body.forward_seconds))
+        backward_used.append(_share(backward, window))
     if depth > 1 and offloaded and problem.bodies[-1].phase == "layers":
         exposed += offloaded[-1] / problem.link.host_to_device
     base = problem.other_seconds + sum(
@@ -181,6 +181,43 @@ def priced(
         forward_window_used=tuple(forward_used),
         backward_window_used=tuple(backward_used),
     )
+
+
+def _link_seconds(
+    problem: Problem,
+    decisions: Decisions,
+    body: Body,
+    chosen: tuple[Decision | None, ...],
+    moved: float,
+) -> tuple[float, float, float, float]:
+    """Seconds of the link in one run: forward out and in, backward out and in."""
+    rates = problem.link.device_to_host, problem.link.host_to_device
+    if body.phase == "update":
+        mine = [v for v, d in zip(body.values, chosen, strict=True) if d == "offload"]
+        out, into = (
+            sum(v.update_out for v in mine) / rates[0],
+            sum(v.update_in for v in mine) / rates[1],
+        )
+        return 0.0, 0.0, out, into
+    passages = passing(problem, decisions, body)
+    return (
+        moved / rates[0],
+        sum(p.forward_in for p in passages) / rates[1],
+        sum(p.backward_out for p in passages) / rates[0],
+        (moved + sum(p.backward_in for p in passages)) / rates[1],
+    )
+
+
+def passing(problem: Problem, decisions: Decisions, body: Body) -> list[Passage]:
+    """What of the offloaded state passes through a body."""
+    return [
+        passage
+        for other, chosen in zip(problem.bodies, decisions, strict=True)
+        for value, decision in zip(other.values, chosen, strict=True)
+        if decision == "offload"
+        for passage in value.passages
+        if passage.body == body.name
+    ]
 
 
 def _storing_seconds(body: Body, chosen: tuple[Decision | None, ...]) -> float:
@@ -219,7 +256,9 @@ def _device_bytes(
             for i, decision in enumerate(chosen):
                 if decision == "offload" or i in again:
                     working[i] = table.bytes[i]
+            passages = passing(problem, decisions, table.body)
             at_points = table.reserved + table.live @ working
+            at_points += sum(p.in_flight for p in passages)
             peak = max(peak, stacks + early * moved + at_points.max())
         stacks += late * moved
     return int(max(peak, problem.loss_reserved_bytes + stacks))

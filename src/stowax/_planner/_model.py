@@ -18,8 +18,9 @@ Rows, all as `A x <= b`:
     q_i + s_i + o_i >= z_f                   every input i of f
     z_f >= q_i                               i an output of f, of several
     o_j + s_i <= 1                           pairs of `_presolve`'s reduction 5
-    x >= D / device_to_host - C_f            y + R >= D / host_to_device - C_b
-    y >= D / either - C_b                    of the update, which has no x
+    x >= D / device_to_host - C_f            y + R >= (D + P) / host_to_device - C_b
+    x >= P / host_to_device - C_f            y + R >= G / device_to_host - C_b
+    y >= U / either - C_b                    of the update, which has no x
     device memory at the loss, and at each point of each body; host memory
 
 Objective: seconds of the step (recomputing, storing, waiting) in units of the step
@@ -32,19 +33,19 @@ bytes are in units of the budget, and what it returns is always priced again in 
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._stages import Body, Problem
+from .._stages import Passage, Problem
+from ._builder import Builder, Columns
 from ._presolve import Reduced, reduce_body
 from ._tables import BodyTable, base_seconds
+from ._windows import add_seconds, passing_columns
 
 if TYPE_CHECKING:
     import scipy.sparse
-
-TIE_MOVED = 1e-6
-TIE_KEPT = 1e-8
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,74 +72,12 @@ class Model:
     seconds_scale: float
 
 
-class _Builder:
-    """Collects columns and rows; equal rows of the closure are written once."""
-
-    def __init__(self) -> None:
-        self.cost: list[float] = []
-        self.upper: list[float] = []
-        self.integral: list[int] = []
-        self.rows: list[dict[int, float]] = []
-        self.limit: list[float] = []
-        self.names: list[str] = []
-        self._seen: set[tuple] = set()
-
-    def column(self, *, upper: float = 1.0, integral: bool = True) -> int:
-        self.cost.append(0.0)
-        self.upper.append(upper)
-        self.integral.append(int(integral))
-        return len(self.cost) - 1
-
-    def row(self, terms: dict[int, float], limit: float, name: str = "") -> int:
-        self.rows.append(terms)
-        self.limit.append(limit)
-        self.names.append(name)
-        return len(self.rows) - 1
-
-    def cover(self, columns: list[int], needed_by: int | None) -> None:
-        """The sum of `columns` is at least 1, or at least column `needed_by`."""
-        if needed_by in columns:
-            return
-        key = (needed_by, *sorted(columns))
-        if key in self._seen:
-            return
-        self._seen.add(key)
-        terms = dict.fromkeys(columns, -1.0)
-        if needed_by is None:
-            self.row(terms, -1.0)
-        else:
-            self.row(terms | {needed_by: 1.0}, 0.0)
-
-    def matrix(self) -> "scipy.sparse.csr_array":
-        import scipy.sparse
-
-        triples = [
-            (r, c, v) for r, row in enumerate(self.rows) for c, v in row.items() if v
-        ]
-        rows, columns, data = zip(*triples, strict=True) if triples else ((), (), ())
-        return scipy.sparse.csr_array(
-            (data, (rows, columns)), shape=(len(self.rows), len(self.cost))
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Columns:
-    """The columns of one body: per value keep, offload, recomputed; per operation z."""
-
-    keep: dict[int, int]
-    offload: dict[int, int]
-    again: dict[int, int]
-    run: dict[int, int]
-    late_forward: int
-    late_backward: int
-
-
 def build(problem: Problem, body_tables: tuple[BodyTable, ...]) -> Model:
     """The program that minimises the seconds of `problem` within both memories.
 
     **Arguments:** `body_tables` from `tables(problem)`.
     """
-    builder = _Builder()
+    builder = Builder()
     reduced = [reduce_body(table) for table in body_tables]
     columns = [_body_columns(builder, r) for r in reduced]
     for r, c in zip(reduced, columns, strict=True):
@@ -152,10 +91,12 @@ def build(problem: Problem, body_tables: tuple[BodyTable, ...]) -> Model:
     constant = builder.column(integral=False)
     builder.row({constant: -1.0}, -1.0)
     builder.cost[constant] = base / seconds_scale
+    passing = passing_columns(body_tables, columns)
     for table, c in zip(body_tables, columns, strict=True):
-        _seconds(builder, problem, table, c, seconds_scale)
+        mine = passing.get(table.body.name, {})
+        add_seconds(builder, problem, table, c, mine, seconds_scale)
     device_scale, device_rows = _device_rows(
-        builder, problem, body_tables, reduced, columns
+        builder, problem, body_tables, reduced, columns, passing
     )
     host_scale, host_row = _host_row(builder, problem, body_tables, columns)
     return Model(
@@ -175,7 +116,7 @@ def build(problem: Problem, body_tables: tuple[BodyTable, ...]) -> Model:
     )
 
 
-def _body_columns(builder: _Builder, reduced: Reduced) -> _Columns:
+def _body_columns(builder: Builder, reduced: Reduced) -> Columns:
     keep = {i: builder.column() for i in reduced.keep}
     offload = {i: builder.column() for i in reduced.offload}
     run: dict[int, int] = {}
@@ -187,7 +128,7 @@ def _body_columns(builder: _Builder, reduced: Reduced) -> _Columns:
         made = reduced.outputs[f]
         for i in made:
             again[i] = run[f] if len(made) == 1 else builder.column()
-    return _Columns(
+    return Columns(
         keep=keep,
         offload=offload,
         again=again,
@@ -197,7 +138,7 @@ def _body_columns(builder: _Builder, reduced: Reduced) -> _Columns:
     )
 
 
-def _closure_rows(builder: _Builder, reduced: Reduced, columns: _Columns) -> None:
+def _closure_rows(builder: Builder, reduced: Reduced, columns: Columns) -> None:
     def ways(i: int) -> list[int]:
         each = (columns.again, columns.keep, columns.offload)
         return [which[i] for which in each if i in which]
@@ -213,94 +154,13 @@ def _closure_rows(builder: _Builder, reduced: Reduced, columns: _Columns) -> Non
         builder.row({columns.keep[i]: 1.0, columns.offload[j]: 1.0}, 1.0)
 
 
-def _seconds(
-    builder: _Builder,
-    problem: Problem,
-    table: BodyTable,
-    columns: _Columns,
-    scale: float,
-) -> None:
-    """Window rows of one body, and its part of the objective."""
-    body, link = table.body, problem.link
-    pipelined = problem.prefetch_depth > 1
-    out = {c: table.bytes[i] / link.device_to_host for i, c in columns.offload.items()}
-    back = {c: table.bytes[i] / link.host_to_device for i, c in columns.offload.items()}
-    rerun: dict[int, float] = {}
-    for f, c in columns.run.items():
-        rerun[c] = rerun.get(c, 0.0) + body.operations[f].seconds
-    for c, seconds in rerun.items():
-        builder.cost[c] += body.count * seconds / scale
-    for columns_of, spent in (
-        (columns.keep, [v.keep_seconds for v in body.values]),
-        (columns.offload, [v.offload_seconds for v in body.values]),
-    ):
-        for i, c in columns_of.items():
-            builder.cost[c] += body.count * spent[i] / scale
-    if body.phase == "update":
-        _update_window(builder, body, columns, (out, back), scale)
-        return _ties(builder, problem, table, columns)
-    exposed_runs = (body is problem.bodies[-1]) if pipelined else body.count
-    for c in columns.offload.values():
-        first = back[c] if pipelined else out[c] + back[c]
-        builder.cost[c] += exposed_runs * first / scale
-    for c in (columns.late_forward, columns.late_backward):
-        builder.cost[c] += body.count / scale
-        if not (pipelined and columns.offload):
-            builder.upper[c] = 0.0
-    if pipelined and columns.offload:
-        unit = scale / body.count
-        forward = {c: seconds / unit for c, seconds in out.items()}
-        forward[columns.late_forward] = -1.0 / unit
-        builder.row(
-            forward, body.forward_seconds / unit, f"forward window of {body.name}"
-        )
-        backward = {c: seconds / unit for c, seconds in back.items()}
-        backward |= {c: -seconds / unit for c, seconds in rerun.items()}
-        backward[columns.late_backward] = -1.0 / unit
-        builder.row(
-            backward, body.backward_seconds / unit, f"backward window of {body.name}"
-        )
-    _ties(builder, problem, table, columns)
-
-
-def _update_window(
-    builder: _Builder,
-    body: Body,
-    columns: _Columns,
-    ways: tuple[dict[int, float], ...],
-    scale: float,
-) -> None:
-    """The update waits for the busier direction of the link; the two run side by side.
-
-    `ways` has the seconds that each column's copy takes out and back.
-    """
-    builder.upper[columns.late_forward] = 0.0
-    builder.cost[columns.late_backward] += 1 / scale
-    for direction, seconds in zip(("out", "in"), ways, strict=True):
-        if seconds:
-            row = {c: much / scale for c, much in seconds.items()}
-            row[columns.late_backward] = -1.0 / scale
-            limit = body.backward_seconds / scale
-            builder.row(row, limit, f"update's window for copies {direction}")
-
-
-def _ties(
-    builder: _Builder, problem: Problem, table: BodyTable, columns: _Columns
-) -> None:
-    """The parts of the objective that decide between plans of equal speed."""
-    body = table.body
-    stacks = sum(t.count * sum(v.bytes for v in t.values) for t in problem.bodies) or 1
-    for which, tie in ((columns.offload, TIE_MOVED), (columns.keep, TIE_KEPT)):
-        for i, c in which.items():
-            builder.cost[c] += tie * body.count * table.bytes[i] / stacks
-
-
 def _device_rows(
-    builder: _Builder,
+    builder: Builder,
     problem: Problem,
     body_tables: tuple[BodyTable, ...],
     reduced: list[Reduced],
-    columns: list[_Columns],
+    columns: list[Columns],
+    passing: Mapping[str, Mapping[int, Passage]],
 ) -> tuple[float, list[int]]:
     """One row per moment that can be the peak; see `_evaluate._device_bytes`."""
     stacks: dict[int, float] = {}
@@ -311,8 +171,12 @@ def _device_rows(
         late = min(early, 1)
         stacks |= {k: table.body.count * table.bytes[i] for i, k in c.keep.items()}
         staged = {k: early * table.bytes[i] for i, k in c.offload.items()}
+        streams = passing.get(table.body.name, {})
+        staged |= {k: float(passage.in_flight) for k, passage in streams.items()}
         for p in r.points:
-            terms = stacks | staged
+            terms = {
+                k: stacks.get(k, 0.0) + staged.get(k, 0.0) for k in {**stacks, **staged}
+            }
             for i in table.live[[p]].indices:
                 for which in (c.offload, c.again):
                     if i in which:
@@ -338,10 +202,10 @@ def _device_rows(
 
 
 def _host_row(
-    builder: _Builder,
+    builder: Builder,
     problem: Problem,
     body_tables: tuple[BodyTable, ...],
-    columns: list[_Columns],
+    columns: list[Columns],
 ) -> tuple[float, int]:
     terms = {
         k: table.body.count * table.bytes[i]

@@ -17,7 +17,8 @@ Called by `_model`. Each reduction with its proof:
 
 4. *Lesser moments.* A point whose live values and reserved bytes are both within
    another point's constrains nothing.
-5. *Swaps.* Let i and j have equal bytes and both decisions open, let offloading instead
+5. *Swaps.* Let i and j have equal bytes, cross the link alike and have both decisions
+   open, let offloading instead
    of keeping cost i no more seconds than j, and let j be alive at every point where i
    is. Keeping i and offloading j is no better than the other way round: the stacks and
    the bytes moved are the same, and the working bytes of i appear only where those of j
@@ -178,11 +179,12 @@ def _swaps(
 ) -> tuple[tuple[int, int], ...]:
     """Pairs by reduction 5; of values alive at the same points, by index."""
     live = table.live.toarray()[list(points)].astype(bool)
+    traffic = [(v.update_in, v.update_out, v.passages) for v in table.body.values]
     more = [v.offload_seconds - v.keep_seconds for v in table.body.values]
     pairs = []
     for place, i in enumerate(both):
         for j in both[place + 1 :]:
-            if table.bytes[i] != table.bytes[j]:
+            if table.bytes[i] != table.bytes[j] or traffic[i] != traffic[j]:
                 continue
             if more[i] <= more[j] and not (live[:, i] & ~live[:, j]).any():
                 pairs.append((i, j))

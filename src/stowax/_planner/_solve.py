@@ -17,10 +17,11 @@ from .._stages import Decisions, Evaluation, Outcome, Problem, Solution
 from ._baselines import baselines, tidy
 from ._evaluate import priced
 from ._highs import Answer, decisions_of, least_memory, marginals, minimise
-from ._model import TIE_KEPT, TIE_MOVED, Model, build
+from ._model import Model, build
 from ._pins import check_problem
 from ._polish import polish
 from ._tables import BodyTable, base_seconds, tables
+from ._windows import TIE_KEPT, TIE_MOVED
 
 OPTIMAL_GAP = 1e-4
 """A plan is optimal if none can be faster by more than this part of the step."""

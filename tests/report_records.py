@@ -142,6 +142,7 @@ PLAN = PlanRecord(
     keep_checkpoint=False,
     roll=True,
     row_major=False,
+    lean=False,
     pins=(
         PinPrice(pattern="*norm*", decision="keep", matched=2, seconds=0.031),
         PinPrice(pattern="*gate*", decision="keep", matched=1, seconds=0.0),

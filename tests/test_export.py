@@ -91,6 +91,7 @@ def plan(*decisions, unrolled=False, source="/home/me/model.py:30", stacks=True)
         keep_checkpoint=False,
         roll=True,
         row_major=False,
+        lean=False,
         versions={},
     )
 

@@ -206,9 +206,13 @@ def test_pins_for_what_is_impossible():
         "pin['layer input*']: got 'recompute', which is impossible for"
     )
     assert "Pin it to 'keep'" in text
-    text = refused(ArgumentError, train, *ARGS, target="cpu", pin={"*": "offload"})
-    assert text.startswith("pin['*']: got 'offload', which is impossible for")
+    pin = {"layer input*": "offload"}
+    text = refused(ArgumentError, train, *ARGS, target="cpu", pin=pin)
+    assert text.startswith("pin['layer input*']: got 'offload', which is impossible")
     assert "so it is not offloaded" in text
+    pin = {"parameter": "offload"}
+    text = refused(ArgumentError, train, *ARGS, target="cpu", pin=pin)
+    assert "or the target has no host memory of its own, so it stays" in text
 
 
 def test_layers_that_cannot_be_differentiated():

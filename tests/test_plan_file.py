@@ -48,7 +48,7 @@ def test_the_schema_is_stable(moved):
         *("step_seconds", "exposed_seconds", "model_seconds", "bound_seconds", "gap"),
         *("binding", "seconds_per_gib", "smallest_budget", "decisions", "stacks"),
         *("baselines", "trials", "arguments", "donate_argnums", "compiler_options"),
-        *("keep_checkpoint", "roll", "row_major", "pins", "unpriced", "notes"),
+        *("keep_checkpoint", "roll", "row_major", "lean", "pins", "unpriced", "notes"),
         *("planning_seconds", "solving_seconds", "in_the_way"),
     }
     assert set(data["decisions"][0]) == {

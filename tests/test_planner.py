@@ -52,6 +52,15 @@ def respects(body, recomputed):
     return all("recompute" in body.values[i].allowed for i in recomputed)
 
 
+def goes_in_turn(body, chosen):
+    """Whether of state that crosses the link alike the smaller goes first."""
+    if body.phase != "update" or not body.values[0].allowed >= STORE:
+        return True
+    order = sorted((v.bytes, v.index) for v in body.values if not v.passages)
+    gone = [chosen[i] == "offload" for _, i in order]
+    return gone == sorted(gone, reverse=True)
+
+
 def enumerated(p):
     """(decisions, evaluation) of everything that can be decided."""
     prepared = tables(p)
@@ -61,7 +70,8 @@ def enumerated(p):
             evaluation = priced(p, prepared, decisions)  # what `evaluate` returns
         except ValueError:
             continue
-        if all(map(respects, p.bodies, evaluation.recomputed)):
+        in_turn = all(map(goes_in_turn, p.bodies, decisions))
+        if in_turn and all(map(respects, p.bodies, evaluation.recomputed)):
             yield decisions, evaluation
 
 

@@ -59,13 +59,15 @@ def temporaries(row_major):
     options = Options(row_major=row_major)
     traced = trace_step(step, specs, options)
     survey = _survey.take_survey(step, specs, traced, target, options)
-    (body,) = survey.bodies
+    state, body = survey.bodies
     kept = {v.index for v in body.values if v.name.startswith(("exp", "layer input"))}
     decisions = tuple(
         "keep" if v.index in kept else "recompute" if v.needed else None
         for v in body.values
     )
-    lowered, prediction = _survey.predict(survey, survey.step_plan((decisions,)))
+    stays = ("keep",) * len(state.values)
+    plan = survey.step_plan((stays, decisions))
+    lowered, prediction = _survey.predict(survey, plan)
     return lowered.compile().memory_analysis().temp_size_in_bytes, prediction.temp
 
 
@@ -76,4 +78,8 @@ def test_a_stack_is_not_transposed_between_the_loops(usual_promotion):
     assert abs(fixed - predicted) < 2 * layer
     assert fixed < 1.7 * WEIGHTS  # the stack once, and a layer's working memory
     assert wants_row_major(stowax.target("h200"))
+    several = stowax.target("h200x8")
+    spread = several.sharding("device", mesh=several.mesh((8,), ("device",)))
+    spec = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=spread)
+    assert not wants_row_major(several, (spec,))
     assert temporaries(row_major=False)[0] > fixed + 3 * layer

@@ -80,6 +80,7 @@ MOVING = frozenset(
 )
 SLICES = frozenset(("dynamic_slice", "slice"))
 PLACEMENT = "annotate_device_placement"
+ALLOCATION = "AllocateBuffer"
 EXPENSIVE = frozenset(("tanh", "exponential", "erf", "power", "logistic", "log"))
 
 
@@ -174,6 +175,9 @@ class Fusion:
                 and all(n in self.free for n in node.operands)
             ):
                 self.free.update(node.results)
+        for node in self.nodes:
+            if node.target == ALLOCATION and self.placed_on_host(node):
+                self.free.update(node.results)
         self.origins = self.find_origins()
         for node in reversed(self.nodes):
             if not self.free.isdisjoint(node.results):
@@ -189,6 +193,16 @@ class Fusion:
                 elif r in self.virtual:
                     parts = [self.sources[n] for n in node.operands]
                     self.sources[r] = frozenset().union(*parts)
+
+    def placed_on_host(self, node: Node) -> bool:
+        """Whether an allocation is one of host memory, once it is placed."""
+        readers = [t for n in node.results for t in self.users.get(n, ())]
+        return all(
+            t < self.end
+            and self.nodes[t].target == PLACEMENT
+            and self.flat.host.issuperset(self.nodes[t].results)
+            for t in readers
+        )
 
     def is_virtual(self, node: Node) -> bool:
         short = short_name(node.name)

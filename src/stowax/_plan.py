@@ -12,7 +12,7 @@ import jax
 
 from ._apply import StackPlan, StepPlan, apply_decisions, attach_options
 from ._errors import PlanMismatchError
-from ._places import planned_kinds, put, spec_in
+from ._places import attached_specs, check_alive, mesh_of, planned_kinds, put, spec_in
 from ._plan_record import PlanRecord, read_record
 from ._rewrite import Options
 from ._stream import Hosted
@@ -47,13 +47,7 @@ class Plan(PlanRecord):
         ```
         """
         if not self.fits:
-            warnings.warn(
-                f"plan: it does not fit: its program needs "
-                f"{format_bytes(self.device_bytes)} of the device and "
-                f"{format_bytes(self.host_bytes)} of the host. The smallest budget "
-                f"that works is {format_bytes(self.smallest_budget)}.",
-                stacklevel=2,
-            )
+            warnings.warn(self._why_it_does_not_fit(), stacklevel=2)
         attached = jax.devices()[0]
         if not self.compile_only and attached.device_kind != self.device_kind:
             raise PlanMismatchError(
@@ -85,31 +79,53 @@ class Plan(PlanRecord):
         )
 
     def specs(self, *args: Any) -> Any:
-        """`ShapeDtypeStruct`s of `args` with the planned shardings and memory kinds.
+        """`ShapeDtypeStruct`s of `args` with shardings and the planned memory kinds.
 
-        **Arguments:** pytrees of arrays or `jax.ShapeDtypeStruct`s. **Returns:** one
-        for one argument, a tuple for several.
+        `jax.eval_shape` and `jax.ShapeDtypeStruct` drop memory kinds, in silence: a
+        checkpoint that is restored by what they return lands on the device, all of it.
+        What comes from here can be handed to `Target.compile`, and to a checkpointer:
+
+        ```python
+        state = jax.eval_shape(init, key)
+        state = checkpointer.restore(path, plan.specs(state))
+        ```
+
+        **Arguments:** pytrees of arrays or `jax.ShapeDtypeStruct`s, any of the step's
+        arguments as in `place`. Their shardings are kept, over devices of the plan's
+        target or attached ones; what has none belongs to one device of the target.
+
+        **Returns:** one for one argument, a tuple for several.
+
+        **Raises:** `ArgumentError` for state that has no sharding beside some that has;
+        `PlanMismatchError` for state of other shapes or dtypes than the planned.
         """
-        specs = find_target(self.target).specs(*args)
         kinds = planned_kinds(self.arguments, args)
-        placed = jax.tree.map(spec_in, specs, kinds)
+        specs = attached_specs(args) or find_target(self.target).specs(*args)
+        placed = jax.tree.map_with_path(spec_in, tuple(specs), kinds)
         return placed[0] if len(args) == 1 else tuple(placed)
 
     def place(self, *args: Any) -> Any:
         """`args` with every array where the plan wants it.
 
-        Arrays that are there already are returned as they are, not copied. Any of the
-        step's arguments may be given, alone or together: they are told apart by their
-        structure, shapes and dtypes.
+        Arrays that are there already are not copied. Any of the step's arguments may
+        be given, alone or together: they are told apart by their structure, shapes and
+        dtypes. Where the plan has state in host memory, place all that the step gives
+        back, parameters too: what it returns is committed to its devices, and arguments
+        that were not would make JAX compile the second step anew.
 
         **Returns:** one for one argument, a tuple for several.
 
+        **Raises:** `PlanMismatchError` for state of other shapes or dtypes than the
+        planned; `ArgumentError` for an array that was donated.
+
         ```python
-        state = plan.place(state)
+        params, state = plan.place(params, state)
         ```
         """
         kinds = planned_kinds(self.arguments, args)
-        placed = jax.tree.map(put, args, kinds)
+        check_alive(args)
+        mesh = mesh_of(args)
+        placed = jax.tree.map(lambda leaf, kind: put(leaf, kind, mesh), args, kinds)
         return placed[0] if len(args) == 1 else placed
 
     def as_code(self) -> str:
@@ -120,6 +136,20 @@ class Plan(PlanRecord):
         from ._export import plan_as_code
 
         return plan_as_code(self)
+
+    def _why_it_does_not_fit(self) -> str:
+        needs = (
+            f"plan: it does not fit: its program needs "
+            f"{format_bytes(self.device_bytes)} of the device and "
+            f"{format_bytes(self.host_bytes)} of the host"
+        )
+        if self.host_bytes > self.host_budget_bytes:
+            return (
+                f"{needs}, and may take {format_bytes(self.host_budget_bytes)} of the "
+                "host. Give a larger host_budget, or pin less to 'offload'."
+            )
+        smallest = format_bytes(self.smallest_budget)
+        return f"{needs}. The smallest budget that works is {smallest}."
 
     def _hosted(self) -> Hosted | None:
         """The arguments in host memory, as `apply` needs them."""
@@ -134,6 +164,7 @@ class Plan(PlanRecord):
             updates={i: a.output for i, a in mine.items() if a.output is not None},
             shards={i: a.shard for i, a in mine.items()},
             in_turn=find_target(self.target).platform != "tpu",
+            lean=self.lean,
         )
 
     def __str__(self) -> str:

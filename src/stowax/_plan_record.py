@@ -128,7 +128,8 @@ class PlanRecord:
     `step_seconds` is simulated from the compiled schedule, `exposed_seconds` its part
     spent waiting for host copies; `model_seconds` is what the planner expected. `gap`
     is the distance to the proven bound under the planner's model. `keep_checkpoint`,
-    `roll` and `row_major` are how the step is read and run (`_rewrite.Options`).
+    `roll` and `row_major` are how the step is read and run (`_rewrite.Options`), `lean`
+    is how parameters in host memory are fetched (`_passes.HostPlan`).
     """
 
     step: str
@@ -161,6 +162,7 @@ class PlanRecord:
     keep_checkpoint: bool
     roll: bool
     row_major: bool
+    lean: bool
     pins: tuple[PinPrice, ...]
     unpriced: tuple[str, ...]
     notes: tuple[str, ...]

@@ -94,11 +94,13 @@ def plan(
     machine = target if isinstance(target, Target) else find_target(target)
     device_limit = _asked.device_budget(budget, machine)
     host_limit = _asked.host_budget(host_budget, machine)
-    options = Options(
-        keep_checkpoint=keep_checkpoint, roll=roll, row_major=wants_row_major(machine)
-    )
     preferences = Preferences(pin=pin or {}, forbid=forbid)
     specs = _specs(machine, args)
+    options = Options(
+        keep_checkpoint=keep_checkpoint,
+        roll=roll,
+        row_major=wants_row_major(machine, specs),
+    )
     say(f"tracing {getattr(step, '__name__', 'the step')}")
     traced = trace_step(step, specs, options)
     found = len(traced.stacks)
@@ -193,6 +195,7 @@ def _identity(survey: Survey, options: Options, best: Attempt) -> dict[str, Any]
         "keep_checkpoint": options.keep_checkpoint,
         "roll": options.roll,
         "row_major": options.row_major,
+        "lean": bool(plan and plan.hosted and plan.hosted.lean),
         "arguments": tuple(
             ArgumentRecord(
                 path=a.path,

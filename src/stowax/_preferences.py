@@ -203,6 +203,8 @@ _WHY = {
     "small": "it is smaller than 1 MiB on a device, where a copy costs more than its "
     "bytes say, so it is not offloaded",
     "kind": "it is no floating-point array of two axes or more, so it is not offloaded",
+    "state": "it is smaller than 4 MiB on a device, or cannot be cut into even blocks, "
+    "or the target has no host memory of its own, so it stays where it is",
     "host": "the target has no host memory of its own, so nothing is offloaded",
     "keep": "it depends on constants alone and is computed again wherever it is read, "
     "so it is never kept",
@@ -227,7 +229,9 @@ def _impossible(pin: _Rule, met: Sequence[Value]) -> ArgumentError:
 
 
 def _not_offloaded(value: Value) -> str:
-    """Which of the reasons of `_candidates` holds for a value."""
+    """Which of the reasons of `_candidates` or `_state` holds for a value."""
+    if value.role != "activation" and value.bytes >= OFFLOAD_LEAST_BYTES:
+        return "state"
     if len(value.shape) < 2 or "float" not in value.dtype:
         return "kind"
     return "small" if value.bytes < OFFLOAD_LEAST_BYTES else "host"

@@ -62,14 +62,15 @@ class State:
 
 def shard_shape(spec: Any) -> tuple[int, ...]:
     """The shape of one device's part of an array."""
-    sharding = spec.sharding
-    whole = tuple(spec.shape)
+    sharding = getattr(spec, "sharding", None)
+    whole = tuple(getattr(spec, "shape", ()))  # a Python number has none
     return whole if sharding is None else tuple(sharding.shard_shape(whole))
 
 
 def device_bytes(spec: Any) -> int:
     """Bytes of one device's part of an array."""
-    return math.prod(shard_shape(spec)) * spec.dtype.itemsize
+    dtype = getattr(spec, "dtype", None)
+    return math.prod(shard_shape(spec)) * (dtype.itemsize if dtype else 0)
 
 
 def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None:
@@ -83,7 +84,7 @@ def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None
         if argument.role in ("optimizer state", "parameter")
         and i in step.updates
         and argument.position in step.donate
-        and specs[i].sharding is not None
+        and getattr(specs[i], "sharding", None) is not None
         and device_bytes(specs[i]) >= OFFLOAD_LEAST_BYTES
     ]
     found = _found(step, specs, candidates)
@@ -105,7 +106,7 @@ def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None
             index,
             [step.arguments[i] for i in own],
             leaves[own[0]],
-            target.host_bytes > 0,
+            target.host_bytes > 0 and target.platform != "cpu",
             traffic.fields(own),
         )
         for index, own in enumerate(groups)

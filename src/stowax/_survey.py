@@ -123,6 +123,21 @@ class Survey:
             updates={i: self.step.updates[i] for i in positions},
             shards={i: shard_shape(specs[i]) for i in positions},
             in_turn=self.target.platform != "tpu",
+            lean=self._lean(chosen),
+        )
+
+    def _lean(self, chosen: Sequence[Decision | None]) -> bool:
+        """Whether the link sets the pace of layers whose parameters stream.
+
+        Then nothing is gained by fetching earlier than there is room for.
+        """
+        passing: dict[str, float] = {}
+        for value, how in zip(self.bodies[0].values, chosen, strict=True):
+            for passage in value.passages if how == "offload" else ():
+                seconds = passage.backward_in / self.target.link.host_to_device
+                passing[passage.body] = passing.get(passage.body, 0.0) + seconds
+        return any(
+            passing.get(body.name, 0.0) > body.backward_seconds for body in self.bodies
         )
 
     def lower(

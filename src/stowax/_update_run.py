@@ -27,6 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from . import _jax
 from ._boundary import Emission
 from ._host_slots import to_device, to_host
 from ._jaxpr import Node, Program, bind
@@ -70,9 +71,11 @@ def run_streamed(
     for leaf in host:
         del env[leaf]
     signs: list[Any] = []  # when these are there, the loops before are done
+    latest: list[Any] = []  # a number that no compiler knows, for the first loop
     for item in streamed.schedule:
         if isinstance(item, Group):
-            results, signs = _run_group(program, item, env, host, signs, in_turn)
+            begin = (signs or latest, bool(signs))
+            results, signs = _run_group(program, item, env, host, begin, in_turn)
             env.update(results)
             continue
         node = program.nodes[item]
@@ -83,6 +86,7 @@ def run_streamed(
         env.update(zip(node.outputs, out, strict=True))
         if signs and jnp.size(out[0]) > 1:
             signs = [signs[0], out[0]]
+        latest = next(([v] for v in out if can_wait_for(v)), latest)
     return [
         host[streamed.host_outputs[k]]
         if k in streamed.host_outputs
@@ -98,14 +102,20 @@ def _run_group(
     group: Group,
     env: Mapping[int, Any],
     host: dict[int, Any],
-    signs: Sequence[Any],
+    begin: tuple[Sequence[Any], bool],
     in_turn: bool,
 ) -> tuple[dict[int, Any], list[Any]]:
     """Runs one loop: device results by number, and a sign that it is done.
 
-    `host` has the buffers by leaf, and gets what becomes of them.
+    `host` has the buffers by leaf, and gets what becomes of them. `begin` has signs to
+    begin after, and whether they are those of the loop before.
     """
     loop = _Loop(program, group, env, in_turn)
+    signs, follows = begin
+    if group.gradients and not follows:
+        # There when the backward pass is done: before that, blocks would be in its way.
+        at = _after([0] * len(group.cut.piece), signs)
+        signs = [loop.fetch_gradient(group.gradients[0], at)]
     scalars, arrays = (
         [env[i] for i in numbers if i in program.maker]
         for numbers in (group.others, (*group.sliced, *(v.whole for v in group.views)))
@@ -208,7 +218,7 @@ class _Loop:
             for v, whole in self.views.items()
         }
         for value in self.group.gradients:
-            parts[value.number] = self._fetch_gradient(value, here)
+            parts[value.number] = self.fetch_gradient(value, here)
         values = self._compute({**fetched, **sliced, **parts}, now)
         written = {}
         for number, place in self.group.gives:
@@ -227,7 +237,7 @@ class _Loop:
         with jax.named_scope(scope_name(leaf)):
             return to_device(_slice(buffer, at, self.group.cut.piece))
 
-    def _fetch_gradient(self, value: HostValue, at: Sequence[Any]) -> Any:
+    def fetch_gradient(self, value: HostValue, at: Sequence[Any]) -> Any:
         """The block at `at` of a gradient that a stack's loop left in host memory."""
         rows, piece = self.group.cut.rows, self.group.cut.piece
         shape = rows if value.index is None else (-1, *rows[1:])
@@ -277,6 +287,13 @@ class _Loop:
         starts = [a if c else 0 for a, c in zip(at, cuts, strict=True)]
         block = [b if c else 1 for b, c in zip(cut.block, cuts, strict=True)]
         return jnp.reshape(_slice(whole, starts, block), block[cut.merged :])
+
+
+def can_wait_for(value: Any) -> bool:
+    """Whether `_after` can wait for a value: a number, on the device."""
+    kind = jnp.result_type(value)
+    number = jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)
+    return bool(number and jnp.size(value)) and not _jax.in_host_memory(value)
 
 
 def _slice(whole: Any, at: Sequence[Any], block: Sequence[int]) -> Any:

@@ -56,6 +56,11 @@ def _headline(record: PlanRecord, width: int) -> list[str]:
             f"FITS: {used} of {budget} per device ({share:.0%}), "
             f"{_OUTCOMES[record.outcome]}."
         )
+    elif record.host_bytes > record.host_budget_bytes:
+        verdict = (
+            f"DOES NOT FIT: {format_bytes(record.host_bytes)} of host memory per "
+            f"device, host budget {format_bytes(record.host_budget_bytes)}."
+        )
     elif record.outcome == "infeasible":
         limited = record.pins or any(b.fits for b in record.baselines)
         allowed = " that the pins and forbids allow" if limited else ""
@@ -170,7 +175,8 @@ def _baseline_row(baseline: Baseline, model: float, width: int) -> tuple[str, ..
 def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     moves = record.outcome != "unneeded"
-    if not record.fits and record.smallest_budget:
+    short_of_host = record.host_bytes > record.host_budget_bytes
+    if not record.fits and record.smallest_budget and not short_of_host:
         pairs.append(("it takes", _smallest(record)))
         pairs += [("in the way" * (i == 0), s) for i, s in enumerate(record.in_the_way)]
     if record.fits and moves:

@@ -218,6 +218,7 @@ def test_within_a_quarter_of_what_is_compiled(name, stacked, remat, usual_promot
 NAMES = {"nothing": (), "first": ("first",), "both": ("first", "second")}
 
 
+@pytest.mark.once
 @needs["v5p-8"]
 @pytest.mark.parametrize("kept", NAMES)
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_twenty_steps_are_those_without_a_plan(name):
     optimizer = OPTIMIZERS[name]

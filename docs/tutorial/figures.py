@@ -1,8 +1,9 @@
 """What the pages measure with: one program on three machines, and one kind of table.
 
 `inspect_all` compiles a program for a CPU, a TPU v5p and an H200; the last two need not
-be there. `device` and `host` take one figure out of what it found, `print_table` sets
-such rows beside what JAX's own tutorial publishes.
+be there. `device` and `host` take one figure out of what it found; `plan_all` and
+`of_plans` do the same with plans. `print_table` sets such rows beside what JAX's own
+tutorial publishes.
 
 Figures are XLA's own, per device. `total` is arguments + outputs − aliased +
 temporaries: what a step needs while it runs.
@@ -28,6 +29,19 @@ def inspect_all(build, machines=MACHINES):
         jitted, *specs = build(machine)
         found[name] = stowax.inspect(jitted, *specs, target=machine)
     return found
+
+
+def plan_all(step, *specs, machines=MACHINES[1:], **wishes):
+    """Name of a machine -> the `stowax.Plan` of `step` for it."""
+    return {
+        name: stowax.plan(step, *specs, target=name, progress=False, **wishes)
+        for name in machines
+    }
+
+
+def of_plans(plans, field):
+    """One field of the plan for each machine."""
+    return _each(plans, lambda plan: getattr(plan, field))
 
 
 def device(found, part="total"):

@@ -206,3 +206,15 @@ def test_gradients_that_something_needs_whole_stay_on_the_device():
     # The parameters alone are in host memory; their gradients fill the device.
     assert 2 * LAYERS * MATRIX <= found.host_bytes < 3 * LAYERS * MATRIX
     assert found.device_bytes >= 2 * LAYERS * MATRIX
+
+
+def test_a_tpu_streams_only_what_fills_its_tiles():
+    odd = 1000  # no multiple of 128, but one of 8
+    one = {"in": spec(LAYERS, WIDTH, odd), "out": spec(LAYERS, odd, WIDTH)}
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    args = one, jax.eval_shape(optimizer.init, one), spec(ROWS, WIDTH)
+    found = plan(step_of("scan", optimizer), args, "v5p-8", budget="1MiB")
+    chosen = {d.name: d for d in found.decisions if d.role == "optimizer state"}
+    inward, outward = (chosen[f"args[1][0].trace[{name!r}]"] for name in one)
+    assert (inward.decision, outward.decision) == ("keep", "offload")
+    assert inward.reason == "it stays: its rows do not fill the tiles that a TPU copies"

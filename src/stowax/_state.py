@@ -39,6 +39,8 @@ from ._update_feed import emission_of
 from ._update_find import stream_update
 from ._update_record import Leaf, Streamed
 
+_UNTILED = "its rows do not fill the tiles that a TPU copies"
+
 NAME = "state"
 """Name of the body that the state makes."""
 
@@ -101,6 +103,10 @@ def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None
         return None
     traffic = _Traffic(step, found, specs)
     leaves = {leaf.input: leaf for leaf in found.leaves}
+    for i in candidates:
+        shard = jax.ShapeDtypeStruct(shard_shape(specs[i]), specs[i].dtype)
+        if not can_stream(shard, platform=target.platform):
+            leaves[i] = dataclasses.replace(leaves[i], way="device", reason=_UNTILED)
     values = tuple(
         _value(
             index,

@@ -147,6 +147,7 @@ def test_state_is_donated_where_the_memory_is_needed():
     assert compiled_total(never, train, *arguments()) == never.device_bytes
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("target", TARGETS)
 def test_unrolled_as_good_as_scanned(target):
     pin = {"*": "recompute"}  # which leaves the layers' inputs to be kept

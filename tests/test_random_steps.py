@@ -9,6 +9,7 @@ whatever is kept, offloaded or computed again. Some are compiled, too.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -123,6 +124,7 @@ def planned(step, count, unrolled, seed):
     return run
 
 
+@pytest.mark.once
 @settings(max_examples=STEPS)
 @given(
     program=layers,

@@ -100,6 +100,7 @@ def compiled(name, shape):
     return found, target.compile(found.apply(step), *found.specs(*args))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("name", "shape"), MESHES)
 def test_each_device_streams_its_own_shard(name, shape):
     found, program = compiled(name, shape)

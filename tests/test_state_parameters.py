@@ -150,6 +150,7 @@ def test_five_steps_are_those_without_a_plan(name):
         assert close.mean() > 0.999
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("target", ["h200", "v5p-8"])
 @pytest.mark.parametrize("name", ["scan", "loop"])
 def test_no_more_than_a_few_layers_are_on_the_device(name, target):

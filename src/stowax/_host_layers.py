@@ -269,15 +269,21 @@ def can_stream(part: Any, *, platform: str) -> bool:
 def after(index: Any, values: Sequence[Any]) -> Any:
     """`index`, not negative, through arithmetic that needs `values` first.
 
-    Of each value one element is made an integer that is not positive, and the larger of
-    that and `index` is `index`; the compiler cannot know. So a copy to or from the
-    place `index` does not start before the values are there.
+    The larger of it and of what `not_positive` makes of them, which is `index`; the
+    compiler cannot know. So a copy to or from the place `index` does not start before
+    the values are there.
     """
+    index = jnp.int32(index)
+    return jax.lax.max(index, not_positive(values)) if values else index
+
+
+def not_positive(values: Sequence[Any]) -> Any:
+    """An integer that is not positive, made of one element of each of `values`."""
     number = jnp.int32(0)
     for value in values:
         element = jax.lax.convert_element_type(first_element(value), jnp.int32)
         number = jax.lax.min(number, element)
-    return jax.lax.max(jnp.int32(index), number) if values else jnp.int32(index)
+    return number
 
 
 def first_element(value: Any) -> Any:

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from . import _jax
 from ._boundary import Emission
+from ._host_layers import can_order, not_positive
 from ._host_slots import to_device, to_host
 from ._jaxpr import Node, Program, bind
 from ._update_blocks import Cut
@@ -86,7 +87,7 @@ def run_streamed(
         env.update(zip(node.outputs, out, strict=True))
         if signs and jnp.size(out[0]) > 1:
             signs = [signs[0], out[0]]
-        latest = next(([v] for v in out if can_wait_for(v)), latest)
+        latest = next(([v] for v in out if _can_wait_for(v)), latest)
     return [
         host[streamed.host_outputs[k]]
         if k in streamed.host_outputs
@@ -289,11 +290,9 @@ class _Loop:
         return jnp.reshape(_slice(whole, starts, block), block[cut.merged :])
 
 
-def can_wait_for(value: Any) -> bool:
+def _can_wait_for(value: Any) -> bool:
     """Whether `_after` can wait for a value: a number, on the device."""
-    kind = jnp.result_type(value)
-    number = jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)
-    return bool(number and jnp.size(value)) and not _jax.in_host_memory(value)
+    return can_order(_jax.aval_of(value)) and not _jax.in_host_memory(value)
 
 
 def _slice(whole: Any, at: Sequence[Any], block: Sequence[int]) -> Any:
@@ -323,14 +322,9 @@ def _view_starts(cut: Cut, index: Any) -> list[Any]:
 
 
 def _after(starts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """`starts`, none of them negative, through arithmetic that needs `values` first.
+    """`starts`, none of them negative, where a copy may begin after `values` are there.
 
-    Of each value one element is made an integer that is not positive, and the larger of
-    that and a start is the start; the compiler cannot know.
+    See `_host_layers.after`.
     """
-    number = jnp.int32(0)
-    for value in values:
-        element = jax.lax.slice(value, [0] * value.ndim, [1] * value.ndim)
-        element = jax.lax.convert_element_type(element.reshape(()), jnp.int32)
-        number = jax.lax.min(number, element)
+    number = not_positive(values)
     return [jax.lax.max(jnp.int32(s), number) for s in starts] if values else [*starts]

@@ -6,7 +6,14 @@ LAYERS = (
     ("_errors", "_streams", "_units"),
     # Figures with sources, records, and the files that touch private JAX.
     ("_figures", "_gpu_targets", "_hardware", "_hlo_proto", "_jax", "_mark", "_stages"),
-    ("_plan_record", "_program_record", "_timeline", "_lowered", "_cost_record"),
+    (
+        "_plan_record",
+        "_program_record",
+        "_perfetto",
+        "_timeline",
+        "_lowered",
+        "_cost_record",
+    ),
     ("_inspect_record", "_mlir"),
     ("report",),
     # Reading the step, and evaluating it with its repeated layers as stacks.
@@ -100,6 +107,7 @@ WITHOUT_JAX = {
     "_inspect_record",
     "_liveness",
     "_lowered",
+    "_perfetto",
     "_periods",
     "_plan_record",
     "_planner",

@@ -159,9 +159,13 @@ def test_hazards_are_found(write, monkeypatch):
 
     write(STEP)
     monkeypatch.setattr(stowax, "inspect", lambda *args, target: INSPECTION)
-    code, out, _ = run("inspect", "train.py:make")
+    code, out, err = run("inspect", "train.py:make", "--perfetto", "trace.json")
     assert code == 1
     assert "HAZARD host-compute" in out
+    assert "saved trace.json" in err
+    assert json.loads(pathlib.Path("trace.json").read_text())["traceEvents"]
+    said = error_of("inspect", "train.py:make", "--perfetto", "gone/trace.json")
+    assert said.startswith("--perfetto: got 'gone/trace.json', and '")
 
 
 def test_targets_as_table_and_json():

@@ -206,6 +206,12 @@ def test_nested_loops_multiply():
     assert timeline.step_seconds == 30 * (50 * 2 + 1)
     assert sum(i.seconds for i in timeline.intervals) == timeline.step_seconds
     assert len(timeline.intervals) < 10
+    times = sorted((t, i.end - i.start) for i in timeline.intervals for t in i.starts())
+    now = 0.0
+    for start, seconds in times:  # written out, they follow each other without a gap
+        assert start == pytest.approx(now)
+        now = start + seconds
+    assert now == pytest.approx(timeline.step_seconds)
 
 
 def test_a_loop_that_never_runs_costs_nothing():

@@ -121,15 +121,15 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
     return pins or None
 
 
-def _check_writable(path: str) -> None:
+def _check_writable(path: str, option: str = "-o") -> None:
     """Fails before minutes of planning, not after."""
     folder = pathlib.Path(path).absolute().parent
     if not folder.is_dir():
         got = f"{path!r}, and {str(folder)!r} is no folder"
-        raise ArgumentError("-o", got, "Make the folder, or write another path.")
+        raise ArgumentError(option, got, "Make the folder, or write another path.")
     if not os.access(folder, os.W_OK) or pathlib.Path(path).is_dir():
         got = f"{path!r}, which cannot be written"
-        raise ArgumentError("-o", got, "Write the path of a file.")
+        raise ArgumentError(option, got, "Write the path of a file.")
 
 
 _function = click.argument("where", metavar="FILE.py:FUNCTION")
@@ -221,10 +221,19 @@ def plan(
 @_function
 @click.argument("plan_path", metavar="[PLAN.json]", required=False)
 @_target_option
+@click.option(
+    "--perfetto",
+    metavar="TRACE.json",
+    help="Write the timeline for https://ui.perfetto.dev.",
+)
 @_json_option
 @_command
 def inspect(
-    where: str, plan_path: str | None, target: str | None, as_json: bool
+    where: str,
+    plan_path: str | None,
+    target: str | None,
+    perfetto: str | None,
+    as_json: bool,
 ) -> int:
     """Compile the step and show what the program does: memory, copies, hazards.
 
@@ -236,12 +245,15 @@ def inspect(
       stowax inspect train.py:make --target v5p-8
       stowax inspect train.py:make plan.json
       stowax inspect train.py:make plan.json --json
+      stowax inspect train.py:make plan.json --perfetto trace.json
     """  # noqa: D301
     import jax
 
     import stowax
     from stowax.report import inspection_text
 
+    if perfetto is not None:
+        _check_writable(perfetto, "--perfetto")
     with only_result_on_stdout():
         made = None if plan_path is None else stowax.load_plan(plan_path)
         step, args = load_step(where)
@@ -260,6 +272,9 @@ def inspect(
         else:
             jitted = step if hasattr(step, "trace") else jax.jit(step)
         found = stowax.inspect(jitted, *args, target=target)
+        if perfetto is not None:
+            found.timeline.to_perfetto(perfetto)
+            click.echo(f"saved {perfetto}", err=True)
         text = found.to_json() if as_json else inspection_text(found)
     click.echo(text)
     return FOUND if found.hazards else FINE

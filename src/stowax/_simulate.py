@@ -231,11 +231,16 @@ def _repeated(clock: _Clock, run: Callable[[], None], times: float) -> None:
     whole = max(1, round(times))
     for index in range(first, len(clock.intervals)):
         inner = clock.intervals[index]
-        clock.intervals[index] = dataclasses.replace(
-            inner,
-            count=inner.count * whole,
-            period=inner.period if inner.count > 1 else period if whole > 1 else 0.0,
-        )
+        if whole > 1 and inner.count > 1:
+            clock.intervals[index] = dataclasses.replace(
+                inner,
+                count=inner.count * whole,
+                around=(*inner.around, (whole, period)),
+            )
+        elif whole > 1:
+            clock.intervals[index] = dataclasses.replace(
+                inner, count=whole, period=period
+            )
     clock.now = start + period * times
     for lane, free in clock.lane_free.items():
         if free != queues.get(lane):

@@ -6,7 +6,12 @@ step, of one device. No JAX in here.
 """
 
 import dataclasses
+import itertools
+import os
+from collections.abc import Iterator
 from typing import Literal
+
+from . import _perfetto
 
 Lane = Literal["compute", "device-to-host", "host-to-device", "collective", "host"]
 
@@ -25,8 +30,11 @@ class Interval:
 
     `count` is how often it happens in a step and `period` the seconds from one time to
     the next: a loop body that runs 40 times is not written out 40 times. `start` and
-    `end` are of the first of these times. `waits` marks a stretch of the compute lane
-    in which the device does nothing because a copy or a collective has not arrived.
+    `end` are of the first of these times. In a loop inside of loops, `around` has the
+    turns and the period of each of those outside, from the inside out; `count` is the
+    product of all, and `period` that of the innermost. `waits` marks a stretch of the
+    compute lane in which the device does nothing because a copy or a collective has not
+    arrived.
     """
 
     lane: Lane
@@ -36,11 +44,22 @@ class Interval:
     count: int = 1
     period: float = 0.0
     waits: bool = False
+    around: tuple[tuple[int, float], ...] = ()
 
     @property
     def seconds(self) -> float:
         """Seconds per step, all times together."""
         return (self.end - self.start) * self.count
+
+    def starts(self) -> Iterator[float]:
+        """When each of its times starts, in seconds of the step, in order."""
+        turns = self.count
+        for outside, _ in self.around:
+            turns //= outside
+        loops = ((turns, self.period), *self.around)
+        for steps in itertools.product(*(range(count) for count, _ in loops[::-1])):
+            later = zip(steps[::-1], loops, strict=True)
+            yield self.start + sum(step * period for step, (_, period) in later)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +77,17 @@ class Unpriced:
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Timeline:
     """One step of one device.
 
     `step_seconds` is `compute_seconds` (the device works) plus `exposed_seconds` (it
     waits for a copy between device and host, or for the host) plus
-    `collective_wait_seconds` (it waits for other devices). `device_to_host_seconds` and
-    `host_to_device_seconds` are how long each direction of the link is busy, hidden or
-    not. `origin` says whether this was simulated or measured, `assumptions` what a
-    simulation took for granted.
+    `collective_wait_seconds` (it waits for other devices) plus `idle_seconds` (it does
+    nothing, and nothing says why: between two kernels, say; a simulation has none).
+    `device_to_host_seconds` and `host_to_device_seconds` are how long each direction of
+    the link is busy, hidden or not. `origin` says whether this was simulated or
+    measured, `assumptions` what a simulation took for granted, or how it was measured.
     """
 
     origin: Literal["simulated", "measured"]
@@ -81,3 +101,28 @@ class Timeline:
     intervals: tuple[Interval, ...]
     unpriced: tuple[Unpriced, ...]
     assumptions: tuple[str, ...] = ()
+    idle_seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        """One line: the intervals alone would fill pages."""
+        return (
+            f"<Timeline, {self.origin}: step {self.step_seconds:.6g} s, compute "
+            f"{self.compute_seconds:.6g} s, exposed {self.exposed_seconds:.6g} s, "
+            f"{len(self.intervals)} intervals>"
+        )
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Writes a trace that https://ui.perfetto.dev opens, one track per lane.
+
+        It is a JSON file of trace events, which chrome://tracing reads too. Loops are
+        written out, at most the first `_perfetto.MOST_TIMES` times of each interval;
+        where there are more, the event's arguments say so. Waiting stretches of the
+        compute lane are named so, and have a colour of their own.
+
+        **Raises:** `ArgumentError` for a path that cannot be written.
+
+        >>> step = jax.jit(lambda x: x @ x)
+        >>> found = stowax.inspect(step, jnp.ones((256, 256)), target="v5e-4")
+        >>> found.timeline.to_perfetto("trace.json")
+        """
+        _perfetto.write({self.origin: self}, path)

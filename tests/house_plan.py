@@ -5,7 +5,10 @@
 LAYERS = (
     ("_errors", "_streams", "_units"),
     # Figures with sources, records, and the files that touch private JAX.
-    ("_figures", "_gpu_targets", "_hardware", "_hlo_proto", "_jax", "_mark", "_stages"),
+    (
+        *("_figures", "_gpu_targets", "_hardware", "_hlo_proto", "_jax", "_mark"),
+        *("_pinned", "_stages"),
+    ),
     (
         "_plan_record",
         "_program_record",
@@ -109,6 +112,7 @@ WITHOUT_JAX = {
     "_lowered",
     "_perfetto",
     "_periods",
+    "_pinned",
     "_plan_record",
     "_planner",
     "_predict",

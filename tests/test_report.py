@@ -276,7 +276,7 @@ def test_copies_that_take_longer_than_a_layer_are_no_percentage():
 
 
 def test_limit_on_pinned_host_memory_is_said_where_something_is_there():
-    note = "at most 64 GB: set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB before JAX starts"
+    note = "for more set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=128"
     record = dataclasses.replace(PLAN, notes=(note, "Another note."))
     assert note in plan_text(record, 160)
     without = plan_text(dataclasses.replace(record, host_bytes=0), 160)

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from ._forecast import Forecast
+from ._pinned import beyond_the_pool
 from ._plan_record import Baseline, DecisionRecord, StackRecord
 from ._planner import baselines, evaluate, named
 from ._stages import Body, Decision, Decisions, Evaluation, Problem, Value
@@ -232,9 +233,17 @@ def _argument_bytes(spec: Any) -> int:
     return math.prod(shape) * spec.dtype.itemsize
 
 
-def notes(survey: Survey, fits: bool) -> tuple[str, ...]:
-    """What a user has to know about the target, and about what was not possible."""
-    found = list(survey.target.notes)
+def notes(survey: Survey, fits: bool, host_bytes: int) -> tuple[str, ...]:
+    """What a user has to know about the target, and about what was not possible.
+
+    `host_bytes` are those of the plan's compiled program.
+    """
+    target = survey.target
+    found = list(target.notes)
+    if target.pinned_bytes is not None:
+        attached = not target.compile_only
+        more = beyond_the_pool(host_bytes, target.pinned_bytes, attached=attached)
+        found[:0] = [more] if more else []
     if not survey.bodies and not fits:
         found.insert(
             0,

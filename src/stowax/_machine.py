@@ -22,6 +22,7 @@ from . import _compiled, _jax
 from ._compiled import CompiledProgram, LoweredProgram
 from ._errors import ArgumentError
 from ._figures import Chip
+from ._pinned import pool_bytes, smaller_pool
 from ._stages import Link
 
 HOST_FRACTION = 0.8
@@ -38,8 +39,11 @@ class Target:
 
     `device_bytes` is what the chip allows per device, `memory_bytes` what it has;
     `host_bytes` is the host memory per device that plans may fill, `link` the host link
-    of one device in bytes per second. `notes` are things about these figures that a
-    user has to know. A `compile_only` target can be compiled for but runs nothing.
+    of one device in bytes per second. `pinned_bytes` is the host memory per device that
+    a GPU's plugin pins (`None` where nothing is known to limit it): as this process has
+    it, or by default on a machine that is not there. `notes` are things about these
+    figures that a user has to know. A `compile_only` target can be compiled for but
+    runs nothing.
     """
 
     name: str
@@ -53,6 +57,7 @@ class Target:
     compile_only: bool
     notes: tuple[str, ...] = ()
     compile_devices: tuple[Any, ...] | None = None
+    pinned_bytes: int | None = None
 
     @property
     def device_count(self) -> int:
@@ -156,13 +161,16 @@ def make_target(
         allowed = int(chip.allowed_bytes.required())
         per_host = chip.chips_per_host * chip.devices_per_chip
         host = int(chip.host_bytes.required() * HOST_FRACTION / per_host)
+    pinned = None
     if platform == "gpu":
-        notes.append(
-            "the CUDA plugin pins at most 64 GB of host memory per process: set "
-            "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB before JAX starts to allow more"
-        )
+        pinned = pool_bytes(os.environ if attached else {})
         if not attached and (fraction := _memory_fraction()) is not None:
             allowed = int(memory * fraction)
+    if pinned is not None and attached:
+        # Known when the backend was started; what is set since then changes nothing.
+        less = smaller_pool(host, pinned)
+        notes += [less] if less else []
+        host = min(host, pinned)
     memory = max(memory, allowed)  # v5p: the page says 95 GiB, the compiler allows 95.7
     if chip.link_out.value is None:
         notes.append("the host link's rate is unknown: planned with 15 GB/s")
@@ -178,6 +186,7 @@ def make_target(
         compile_only=not attached,
         notes=tuple(notes),
         compile_devices=compile_devices,
+        pinned_bytes=pinned,
     )
 
 

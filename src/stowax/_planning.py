@@ -253,7 +253,7 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
         "donate_argnums": survey.step.donate if best.donated else (),
         "compiler_options": dict(best.options),
         "unpriced": survey.unpriced,
-        "notes": notes(survey, fits),
+        "notes": notes(survey, fits, measured.host_bytes),
         "solving_seconds": search.solving_seconds,
         "in_the_way": () if fits else in_the_way(survey),
     }

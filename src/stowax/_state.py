@@ -146,13 +146,17 @@ def _found(step: Step, specs: Sequence[Any], candidates: Sequence[int]) -> Strea
 def _alike(
     step: Step, found: Streamed, candidates: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """Arrays that are one value, in the order of the step's arguments."""
+    """Arrays that are one value, in the order of the step's arguments.
+
+    Of one role, too: parameters and their momentum may be `args[0]` and `args[1]`.
+    """
     leaves = {leaf.input: leaf for leaf in found.leaves}
     alike: dict[Any, list[int]] = collections.defaultdict(list)
     for i in candidates:
         leaf = leaves[i]
-        path = _general(step.arguments[i].path)
-        alike[path, leaf.shape, leaf.dtype, leaf.way].append(i)
+        argument = step.arguments[i]
+        path = _general(argument.path)
+        alike[argument.role, path, leaf.shape, leaf.dtype, leaf.way].append(i)
     return [tuple(own) for own in alike.values()]
 
 

@@ -8,6 +8,7 @@ predictions and are compared with this plan's prediction, never with its compile
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from .._pinned import VARIABLE
 from .._plan_record import Baseline, DecisionRecord, PlanRecord
 from .._units import format_bytes, format_seconds
 from ._decisions_text import decision_lines, stack_titles
@@ -19,7 +20,6 @@ SCREEN = 40
 _MOST_BASELINES = 9  # two fewer for every stack: together they share a screen
 _ALL_COLUMNS = 80  # narrower, a column fewer is better than figures cut short
 _LONGEST_NAME = 20  # of a policy, where the table has no room to spare
-_HOST_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 _WORTH_SAYING = 1e-4  # of the step's time: less than 0.01 % prints as nothing
 
 
@@ -260,7 +260,7 @@ def _more_memory(record: PlanRecord) -> Iterable[tuple[str, str]]:
 
 def _concerns(note: str, record: PlanRecord) -> bool:
     """A limit on pinned host memory is nothing to a plan that puts nothing there."""
-    return record.host_bytes > 0 or _HOST_LIMIT not in note
+    return record.host_bytes > 0 or VARIABLE not in note
 
 
 def _smallest(record: PlanRecord) -> str:

@@ -142,3 +142,17 @@ def test_what_a_loop_hands_on_unchanged_is_not_carried(mesh):
     shapes = [flat.values[r].shape for r in loop.results]
     assert (LAYERS, WIDTH, WIDTH) not in shapes
     assert flat.entry.arguments[0] in loop.blocks[1].captured()
+
+
+@pytest.mark.parametrize("name", ["square", "erf", "erf_inv", "nextafter"])
+def test_what_shardy_has_no_rule_for_is_split_as_its_operands_are(mesh, name):
+    def step(x):
+        both = (x, x * 2) if name == "nextafter" else (x,)
+        with jax.named_scope("stowax.value.0.1"):
+            return getattr(jax.lax, name)(*both) + 1
+
+    graph = read(step, sharded(mesh, (BATCH, WIDTH), "data"))
+    found = _lowered.shards_by_scope(graph, "stowax.value.0.")["stowax.value.0.1"]
+    assert found.device_bytes == BATCH * WIDTH * F32 // DEVICES
+    names = [operation.name for operation in graph.main.operations]
+    assert f"chlo.{name}".replace("nextafter", "next_after") in names

@@ -62,6 +62,26 @@ def test_elementwise_chains_take_no_bytes_products_do():
     assert 2 * MATRIX <= product.temp <= 2 * MATRIX + 4 * F32
 
 
+@pytest.mark.parametrize("name", ["square", "erf_inv", "erfc", "lgamma", "asinh"])
+def test_functions_outside_of_stablehlo_are_elementwise_too(name):
+    function = getattr(jax.lax, name)
+    result = predict(lambda x: jnp.sum(function(x * 2) + 1), spec(N, N))
+    assert result.temp <= 4 * F32
+
+
+def test_an_expensive_function_is_an_array_where_several_kernels_read_it():
+    def one(x):  # the derivative of an activation function
+        y = jnp.tanh(x)
+        return jnp.sum(x + y * (1 - y * y))
+
+    def two(x):
+        y = jnp.tanh(x)
+        return y @ x, jnp.sum(y)
+
+    assert predict(one, spec(N, N)).temp <= 4 * F32
+    assert predict(two, spec(N, N)).temp >= MATRIX
+
+
 @pytest.mark.parametrize("layers", [4, 32])
 def test_a_loop_works_in_place_and_its_stack_is_one_buffer(layers):
     def stacked(x):

@@ -16,33 +16,52 @@ CONSTANTS = frozenset(("stablehlo.constant", "sdy.constant", "stablehlo.iota"))
 ELEMENTWISE = frozenset(
     (
         "abs",
+        "acos",
+        "acosh",
         "add",
         "and",
+        "asin",
+        "asinh",
+        "atan",
         "atan2",
+        "atanh",
+        "bessel_i1e",
         "cbrt",
         "ceil",
         "clamp",
         "compare",
         "complex",
+        "conj",
         "convert",
         "cosine",
+        "cosh",
         "count_leading_zeros",
+        "digamma",
         "divide",
         "erf",
+        "erf_inv",
+        "erfc",
         "exponential",
         "exponential_minus_one",
         "floor",
         "imag",
         "is_finite",
+        "is_inf",
+        "is_neg_inf",
+        "is_pos_inf",
+        "lgamma",
         "log",
         "log_plus_one",
         "logistic",
         "maximum",
         "minimum",
+        "mulhi",
         "multiply",
         "negate",
+        "next_after",
         "not",
         "or",
+        "polygamma",
         "popcnt",
         "power",
         "real",
@@ -57,11 +76,14 @@ ELEMENTWISE = frozenset(
         "shift_right_logical",
         "sign",
         "sine",
+        "sinh",
         "sqrt",
+        "square",
         "subtract",
         "tan",
         "tanh",
         "xor",
+        "zeta",
         "bitcast_convert",
     )
 )
@@ -93,8 +115,8 @@ class Rules:
       computed while they are read (TPU; a GPU calls a library instead).
     - `hoists_converts`: a stack whose slices a loop casts to a narrower type is cast as
       a whole before the loop, and both are alive (TPU).
-    - `computes_once`: an expensive function that several operations read is not
-      computed in each of them (GPU; its fusion prices the repetition).
+    - `computes_once`: an expensive function that several kernels read is not computed
+      in each of them (GPU; its fusion prices the repetition).
     - `holds_constants`: what a loop reads from outside is an array even if it is a
       broadcast constant, such as the mask of a `where` (GPU; a TPU's compiler sinks it
       into the loop).
@@ -155,6 +177,7 @@ class Fusion:
             self.users.setdefault(n, []).append(self.end)
         self.free: set[int] = set()
         self.virtual: set[int] = set()
+        self.kernels: dict[int, frozenset[int]] = {}
         self.sources: dict[int, frozenset[int]] = {}
         self.classify()
         self.last = self.last_reads()
@@ -184,6 +207,7 @@ class Fusion:
                 continue
             if self.is_virtual(node):
                 self.virtual.update(node.results)
+                self.kernels[node.results[0]] = self.read_by(node.results[0])
         for n in self.users:
             self.sources[n] = frozenset((n,))
         for node in self.nodes:
@@ -212,7 +236,8 @@ class Fusion:
             return False
         readers = [self.nodes[t] for t in users]
         if short in ELEMENTWISE | MOVING:
-            if short in EXPENSIVE and len(users) > 1 and self.rules.computes_once:
+            several = len(users) > 1 and len(self.read_by(result)) > 1
+            if short in EXPENSIVE and several and self.rules.computes_once:
                 return False
             return all(self.absorbs(reader, result) for reader in readers)
         if node.target == PLACEMENT and result in self.flat.host:
@@ -226,6 +251,19 @@ class Fusion:
                 and self.absorbs(readers[0], result)
             )
         return False
+
+    def read_by(self, value: int) -> frozenset[int]:
+        """Places of the kernels that would compute the value, were it virtual.
+
+        The readers of a chain end in few of them: the derivative of an activation
+        function reads its `tanh` many times, in one kernel that computes it once.
+        """
+        places: set[int] = set()
+        for t in self.users.get(value, ()):
+            results = self.nodes[t].results if t < self.end else []
+            found = self.kernels.get(results[0]) if results else None
+            places |= {t} if found is None else found
+        return frozenset(places)
 
     def absorbs(self, reader: Node, value: int) -> bool:
         """Whether `reader` computes `value` for itself instead of reading it."""

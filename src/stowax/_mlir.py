@@ -34,6 +34,8 @@ _CALLS_AS_REGIONS = "builtin.module(sdy-import-func-calls)"
 _PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
 _NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*)"[()]')
 _PLACEMENT = re.compile(r'_xla_buffer_placement\s*=\s*"([^"]*)"')
+_KNOWN_TO_SHARDY = {1: "stablehlo.negate", 2: "stablehlo.add"}
+_NAME = "stowax_name"
 _DIMENSIONS = {
     "stablehlo.transpose": "permutation",
     "stablehlo.broadcast_in_dim": "broadcast_dimensions",
@@ -55,6 +57,7 @@ def read_graph(module: Any) -> Graph:
             try:
                 _passmanager.PassManager.parse(_CALLS_AS_REGIONS).run(copy)
                 _inline(copy)
+                _stand_in(copy)
                 _passmanager.PassManager.parse(_PROPAGATION).run(copy)
             except _ir.MLIRError:
                 propagated = False
@@ -89,6 +92,44 @@ def _inline(operation: Any) -> None:
                 for result, value in zip(op.results, last.operands, strict=True):
                     result.replace_all_uses_with(value)
                 op.erase()
+
+
+def _stand_in(operation: Any) -> None:
+    """Puts operations that Shardy knows in the place of CHLO's elementwise ones.
+
+    XLA turns CHLO into StableHLO before it propagates, by a pass that the bindings do
+    not have. Shardy itself has no rule for it, and nothing behind a square or an error
+    function would be sharded. `_name` still has the operation's own name.
+    """
+    for region in operation.regions:
+        for block in region.blocks:
+            for op in [view.operation for view in block.operations]:
+                _stand_in(op)
+                types = {str(value.type) for value in (*op.operands, *op.results)}
+                known = _KNOWN_TO_SHARDY.get(len(op.operands))
+                one = len(op.results) == 1 and not len(op.regions)
+                if not (op.name.startswith("chlo.") and one and known):
+                    continue
+                if len(types) > 1:
+                    continue
+                with _ir.InsertionPoint(op):
+                    stand_in = _ir.Operation.create(
+                        known,
+                        results=[op.results[0].type],
+                        operands=list(op.operands),
+                        attributes={_NAME: _ir.StringAttr.get(op.name)},
+                        loc=op.location,
+                    )
+                op.results[0].replace_all_uses_with(stand_in.results[0])
+                op.erase()
+
+
+def _name(operation: Any) -> str:
+    """The operation's own name, also where `_stand_in` has put another in its place."""
+    attributes = operation.attributes
+    if _NAME in attributes:
+        return _ir.StringAttr(attributes[_NAME]).value
+    return operation.name
 
 
 def _scope(operation: Any) -> str:
@@ -207,7 +248,7 @@ class _Reader:
 
     def operation(self, op: Any) -> TensorOperation:
         attributes = op.attributes
-        name = op.name
+        name = _name(op)
         per_value: list[Any] = []
         if "sdy.sharding" in attributes:
             per_value = list(

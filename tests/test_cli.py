@@ -154,6 +154,23 @@ def test_inspect_plain_and_under_a_plan(write):
     assert " on cpu: " in out.splitlines()[0]
 
 
+def test_inspect_measures(write):
+    write(STEP.replace("jax.ShapeDtypeStruct(", "jnp.ones("))
+    words = ("inspect", "train.py:make", "--measure", "--perfetto", "both.json")
+    _, out, _ = run(*words)
+    assert "simulated  measured  ratio" in out
+    events = json.loads(pathlib.Path("both.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {1, 2}
+    _, out, _ = run(*words, "--json")
+    assert json.loads(out)["measured"]["origin"] == "measured"
+    assert error_of(*words, "--target", "h200") == (
+        "--measure: got the target h200, which is not attached. Leave out --target, or "
+        "--measure."
+    )
+    write(STEP)
+    assert "got a jax.ShapeDtypeStruct. The step is run" in error_of(*words)
+
+
 def test_hazards_are_found(write, monkeypatch):
     from report_records import INSPECTION
 

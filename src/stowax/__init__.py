@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._plan import load_plan as load_plan
     from ._planning import plan as plan
     from ._inspect import inspect as inspect
+    from ._measure import measure as measure
 
 _LATER = {
     "target": "_target",
@@ -26,6 +27,7 @@ _LATER = {
     "load_plan": "_plan",
     "plan": "_planning",
     "inspect": "_inspect",
+    "measure": "_measure",
 }
 
 

@@ -17,10 +17,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 import click
 
+from . import _perfetto
 from ._errors import ArgumentError, StowaxError
 from ._stages import DECISIONS
 from ._streams import only_result_on_stdout, use_cpu_where_nothing_else_is
@@ -226,6 +228,12 @@ def plan(
     metavar="TRACE.json",
     help="Write the timeline for https://ui.perfetto.dev.",
 )
+@click.option(
+    "--measure",
+    "measured",
+    is_flag=True,
+    help="Run the step here as well, and show both times side by side.",
+)
 @_json_option
 @_command
 def inspect(
@@ -233,6 +241,7 @@ def inspect(
     plan_path: str | None,
     target: str | None,
     perfetto: str | None,
+    measured: bool,
     as_json: bool,
 ) -> int:
     """Compile the step and show what the program does: memory, copies, hazards.
@@ -246,17 +255,19 @@ def inspect(
       stowax inspect train.py:make plan.json
       stowax inspect train.py:make plan.json --json
       stowax inspect train.py:make plan.json --perfetto trace.json
+      stowax inspect train.py:make --measure
     """  # noqa: D301
     import jax
 
     import stowax
-    from stowax.report import inspection_text
+    from stowax.report import comparison_text, inspection_text
 
     if perfetto is not None:
         _check_writable(perfetto, "--perfetto")
     with only_result_on_stdout():
         made = None if plan_path is None else stowax.load_plan(plan_path)
         step, args = load_step(where)
+        real = args
         if made is not None and target not in (None, made.target):
             raise ArgumentError(
                 "--target",
@@ -272,12 +283,36 @@ def inspect(
         else:
             jitted = step if hasattr(step, "trace") else jax.jit(step)
         found = stowax.inspect(jitted, *args, target=target)
-        if perfetto is not None:
-            found.timeline.to_perfetto(perfetto)
-            click.echo(f"saved {perfetto}", err=True)
+        timelines = {"simulated": found.timeline}
         text = found.to_json() if as_json else inspection_text(found)
+        if measured:
+            ran = timelines["measured"] = _measured(jitted, made, real, target)
+            text = (
+                json.dumps(json.loads(text) | {"measured": asdict(ran)}, indent=1)
+                if as_json
+                else f"{text}\n\n{comparison_text(found.timeline, ran)}"
+            )
+        if perfetto is not None:
+            _perfetto.write(timelines, perfetto)
+            click.echo(f"saved {perfetto}", err=True)
     click.echo(text)
     return FOUND if found.hazards else FINE
+
+
+def _measured(jitted: Any, made: Any, args: Any, target: str | None) -> Any:
+    """The timeline of a real run, with the user's own arrays."""
+    import stowax
+
+    if target is not None and stowax.target(target).compile_only:
+        raise ArgumentError(
+            "--measure",
+            f"the target {target}, which is not attached",
+            "Leave out --target, or --measure.",
+        )
+    if made is not None:
+        args = made.place(*args)
+        args = args if isinstance(args, tuple) else (args,)
+    return stowax.measure(jitted, *args)
 
 
 @main.command(short_help="List the machines that can be planned for.")

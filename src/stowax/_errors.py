@@ -53,5 +53,9 @@ class OutOfMemoryCompileError(CompileError):
         super().__init__(message)
 
 
+class TraceError(StowaxError, RuntimeError):
+    """A profiler's trace that does not hold what was to be read from it."""
+
+
 class OffloadVanishedError(StowaxError, RuntimeError):
     """The compiled program does not hold the copies that the plan decided on."""

@@ -4,6 +4,7 @@ Everything here takes records and returns `str`, without colour codes, so that i
 the same in a log file. No JAX: a plan made beside a TPU is read on a laptop.
 """
 
+from ._comparison_text import comparison_text as comparison_text
 from ._inspection_text import inspection_text as inspection_text
 from ._plan_text import plan_text as plan_text
 from ._targets_text import target_text as target_text

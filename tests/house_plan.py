@@ -17,7 +17,7 @@ LAYERS = (
         "_lowered",
         "_cost_record",
     ),
-    ("_inspect_record", "_mlir"),
+    ("_inspect_record", "_memory_places", "_memory_record", "_mlir"),
     ("report",),
     # Reading the step, and evaluating it with its repeated layers as stacks.
     (
@@ -56,7 +56,9 @@ LAYERS = (
     # Each knows one thing: costs, memory, a compiled program, a machine, a decision.
     (
         "_apply",
+        "_argument_roles",
         "_asked",
+        "_buffers",
         "_candidates",
         "_compiled",
         "_cost",
@@ -64,6 +66,7 @@ LAYERS = (
         "_cost_passes",
         "_cost_rules",
         "_cost_trips",
+        "_dump",
         "_flatten",
         "_fusion",
         "_hazards",
@@ -72,6 +75,8 @@ LAYERS = (
         "_hlo_reader",
         "_liveness",
         "_machine",
+        "_memory_curve",
+        "_memory_roles",
         "_planner",
         "_predict",
         "_places",
@@ -99,6 +104,7 @@ LAYERS = (
 # These know no JAX, and import only one another: a plan made on a TPU host is read,
 # solved and reported anywhere.
 WITHOUT_JAX = {
+    "_buffers",
     "_errors",
     "_figures",
     "_flatten",
@@ -114,6 +120,10 @@ WITHOUT_JAX = {
     "_liveness",
     "_lowered",
     "_measured",
+    "_memory_curve",
+    "_memory_places",
+    "_memory_record",
+    "_memory_roles",
     "_perfetto",
     "_periods",
     "_pinned",

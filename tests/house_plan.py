@@ -93,7 +93,7 @@ LAYERS = (
     ("_inspect", "_measure", "_options", "_survey"),
     ("_trial", "_forecast"),
     ("_loop", "_describe", "_export"),
-    ("_certificate",),
+    ("_certificate", "_forms"),
     ("_plan",),
     ("_planning",),
     ("__init__",),

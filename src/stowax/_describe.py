@@ -233,10 +233,13 @@ def _argument_bytes(spec: Any) -> int:
     return math.prod(shape) * spec.dtype.itemsize
 
 
-def notes(survey: Survey, fits: bool, host_bytes: int) -> tuple[str, ...]:
+def notes(
+    survey: Survey, fits: bool, host_bytes: int, *, unrolled: bool = False
+) -> tuple[str, ...]:
     """What a user has to know about the target, and about what was not possible.
 
-    `host_bytes` are those of the plan's compiled program.
+    `host_bytes` are those of the plan's compiled program; `unrolled` says that the plan
+    leaves the layers of a Python loop as they are.
     """
     target = survey.target
     found = list(target.notes)
@@ -244,6 +247,13 @@ def notes(survey: Survey, fits: bool, host_bytes: int) -> tuple[str, ...]:
         attached = not target.compile_only
         more = beyond_the_pool(host_bytes, target.pinned_bytes, attached=attached)
         found[:0] = [more] if more else []
+    if unrolled:
+        found.insert(
+            0,
+            "the layers of its Python loop run as they are written: it is enough that "
+            "optimizer state leaves the device. Pin an activation or a parameter to "
+            "'offload' or 'recompute' to have them run as a loop",
+        )
     if not survey.bodies and not fits:
         found.insert(
             0,

@@ -2,9 +2,11 @@
 
 The planner's memory model is linear and knows no schedule; the prediction walks the
 lowered program, and costs a fraction of a second; the compiler is right, and costs
-many. So decisions are first brought into line with the prediction (`_settle`), then
+many. So decisions are first brought into line with the prediction (`settle`), then
 compiled; what the compiler says beyond the prediction corrects the next round. At most
 four programs are compiled, and a plan fits only if its own compiled program does.
+
+A `Search` is for one form of the step; `_forms` says which there are.
 """
 
 import dataclasses
@@ -16,7 +18,7 @@ from ._forecast import Forecast
 from ._options import overlap_options
 from ._planner import baselines, evaluate, smallest, solve
 from ._stages import Decisions, Evaluation, Link, Problem, Solution
-from ._survey import Survey, predict
+from ._survey import Survey
 from ._trial import Measured, compile_and_read
 from ._units import format_bytes, format_seconds
 
@@ -28,14 +30,14 @@ _ENOUGH_SOLVING = 0.8
 _SETTLED = 0.002
 """Part of the budget within which model and prediction agree."""
 
-_SLACK = 0.002
+SLACK = 0.002
 """Part of the budget left free: solvers and allocators round."""
 
 _CAUTION = (0.0, 0.5, 2.0, 4.0)
 """Standard deviations of the forecast added to it: before anything was too big; when a
 miss costs a compile and no more; after one; and where this is the last compile, and
 nothing fits yet."""
-_WORTH_ANOTHER_COMPILE = 0.005
+WORTH_ANOTHER_COMPILE = 0.005
 """Part of the step's time below which a gain does not pay for another compile."""
 
 _WORTH_HIDING = 0.02
@@ -75,10 +77,13 @@ class Attempt:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Search:
-    """The state of the loop for one budget; `run` gives the attempt to believe.
+    """The state of the loop for one budget; `best` gives the attempt to believe.
 
     `as_written` says that the step may stay as it is, if it fits. `least` has the
-    decisions that were made for want of any others that fit.
+    decisions that were made for want of any others that fit. `log` has all that
+    was compiled for the plan, other searches' attempts too, `other_bound` the seconds
+    below which none of theirs can be, `plain` the predicted bytes of the step as it is,
+    donated or not (see `_forms`).
     """
 
     survey: Survey
@@ -88,6 +93,9 @@ class Search:
     donate: bool | None
     say: Say
     as_written: bool = True
+    log: list[Attempt] = dataclasses.field(default_factory=list)
+    other_bound: float = math.inf
+    plain: dict[bool, int] = dataclasses.field(default_factory=dict)
     attempts: list[Attempt] = dataclasses.field(default_factory=list)
     correction: int = 0
     link_share: float = 1.0
@@ -98,18 +106,14 @@ class Search:
     def __post_init__(self) -> None:
         self.forecast = Forecast(survey=self.survey, scale=self.budget)
 
-    def run(self) -> Attempt:
-        """The best attempt that fits, else the one that needs the least."""
-        plain = self._try_plain() if self.as_written else None
-        if plain is not None and self._fits(plain):
-            return plain
-        if not self.survey.bodies:
-            if not any(a.donated == self._may_donate for a in self.attempts):
-                self._compile_plain(donate=self._may_donate)
-            return min(self.attempts, key=lambda a: a.measured.compiled_bytes)
-        while len(self.attempts) < MOST_COMPILES and self._another_round():
+    def plan(self, leave: int = 0) -> None:
+        """Compiles plans, until there is nothing to gain, or `leave` compiles left."""
+        while len(self.log) < MOST_COMPILES - leave and self._another_round():
             pass
-        fitting = [a for a in self.attempts if self._fits(a)]
+
+    def best(self) -> Attempt:
+        """The best attempt that fits, else the one that needs the least."""
+        fitting = [a for a in self.attempts if self.fits(a)]
         if fitting:
             return min(fitting, key=lambda a: a.measured.step_seconds)
         return min(self.attempts, key=lambda a: a.measured.compiled_bytes)
@@ -124,19 +128,26 @@ class Search:
             self.forecast.predicted(baselines(self.problem())["offload layer inputs"])
 
     @property
-    def _may_donate(self) -> bool:
+    def may_donate(self) -> bool:
+        """Whether the state's buffers are donated where that is wanted."""
         return self.donate is not False and bool(self.survey.step.donate)
 
-    def _fits(self, attempt: Attempt) -> bool:
+    def add(self, attempt: Attempt) -> None:
+        """Takes note of a compiled program."""
+        self.attempts.append(attempt)
+        self.log.append(attempt)
+
+    def fits(self, attempt: Attempt) -> bool:
+        """Whether the attempt's program stays within the budgets."""
         return attempt.fits(self.budget, self.host_budget)
 
     def bound_seconds(self, solution: Solution) -> float:
         """The solver's bound for `solution`, by the link as it is known to be now."""
-        if self.link_share == 1.0:
-            return solution.bound_seconds
-        again = self._solve(self.problem())
-        found = again.outcome != "infeasible"
-        return again.bound_seconds if found else solution.bound_seconds
+        bound = solution.bound_seconds
+        if self.link_share != 1.0:
+            again = self._solve(self.problem())
+            bound = again.bound_seconds if again.outcome != "infeasible" else bound
+        return min(bound, self.other_bound)
 
     def smallest_budget(self) -> int:
         """Device bytes below which no plan is known to fit.
@@ -152,59 +163,8 @@ class Search:
         known = min(compiled, default=self.survey.reserved_bytes)
         if not self.survey.bodies:
             return known
-        expected = self.forecast.known(self._smallest().decisions, 0.0)
-        return min(known, int(expected * (1 + _SLACK)))
-
-    # --- the step as it is ----------------------------------------------------------
-
-    def _try_plain(self) -> Attempt | None:
-        """Compiles the step as written where it may fit: as it is, then donated."""
-        ways = (True,) if self.donate else (False, True)
-        for donate in ways:
-            if donate and not self._may_donate and True in ways[1:]:
-                continue
-            _, prediction = predict(self.survey, None, donate=donate)
-            seen = sum(a.measured.excess for a in self.attempts)
-            doubt = 1 + _SLACK if self.attempts else self._doubt
-            if prediction.device_total + seen <= self.budget * doubt:
-                attempt = self._compile_plain(donate=donate)
-                if self._fits(attempt):
-                    return attempt
-        return None
-
-    @property
-    def _doubt(self) -> float:
-        """How far the prediction of the step as written may be above the truth.
-
-        Measured on the benchmark's models: unrolled loops by up to 29 %, scans by 8 %.
-        A compile that is not needed costs less than a plan that is not.
-        """
-        stacks = self.survey.step.stacks.values()
-        return 1.3 if any(t.stack.separate for t in stacks) else 1.08
-
-    def _compile_plain(self, *, donate: bool) -> Attempt:
-        self.say(f"compiling the step as it is{', its state donated' * donate}")
-        measured = compile_and_read(
-            self.survey,
-            "as written",
-            None,
-            self.user_options,
-            correction=sum(a.measured.excess for a in self.attempts),
-            donate=donate,
-        )
-        self.say(_outcome(measured, self.budget))
-        attempt = Attempt(
-            decisions=None,
-            solution=None,
-            evaluation=None,
-            options=dict(self.user_options),
-            donated=donate,
-            measured=measured,
-        )
-        self.attempts.append(attempt)
-        return attempt
-
-    # --- planned --------------------------------------------------------------------
+        expected = self.forecast.known(self.needing_least().decisions, 0.0)
+        return min(known, int(expected * (1 + SLACK)))
 
     def problem(
         self, budget: int | None = None, survey: Survey | None = None
@@ -224,20 +184,20 @@ class Search:
 
     def _another_round(self) -> bool:
         """One more program; false when there is nothing left worth compiling."""
-        anything_fits = any(self._fits(a) for a in self.attempts if a.decisions)
+        anything_fits = any(self.fits(a) for a in self.attempts if a.decisions)
         if anything_fits:
-            solution = self._settle()
+            solution = self.settle()
             if self._known(solution.decisions) or not self._worth_it(solution):
                 return False
         else:
-            ways = (self._settle, self._smallest)
+            ways = (self.settle, self.needing_least)
             found = [s for way in ways if not self._known((s := way()).decisions)]
             if not found:
                 return False
             solution = found[0]
         attempt = self._compile(solution)
         late = self._slow_link(attempt)
-        return late or not self._fits(attempt) or self._better_known(attempt)
+        return late or not self.fits(attempt) or self._better_known(attempt)
 
     def _slow_link(self, attempt: Attempt) -> bool:
         """Whether copies are waited for; then the planner's link becomes slower.
@@ -265,9 +225,9 @@ class Search:
         best = min(
             evaluate(problem, a.decisions).seconds
             for a in self.attempts
-            if a.decisions and self._fits(a)
+            if a.decisions and self.fits(a)
         )
-        return solution.evaluation.seconds < best * (1 - _WORTH_ANOTHER_COMPILE)
+        return solution.evaluation.seconds < best * (1 - WORTH_ANOTHER_COMPILE)
 
     def _better_known(self, attempt: Attempt) -> bool:
         """Whether a program that fits leaves room, or surprised the prediction."""
@@ -282,14 +242,15 @@ class Search:
         self.solving_seconds += time.perf_counter() - started
         return solution
 
-    def _smallest(self) -> Solution:
+    def needing_least(self) -> Solution:
+        """Decisions that need the least of the device, whatever they cost."""
         started = time.perf_counter()
         solution = smallest(self.problem(), time_limit_seconds=_SOLVING_SECONDS)
         self.solving_seconds += time.perf_counter() - started
         self.least.add(solution.decisions)
         return solution
 
-    def _settle(self) -> Solution:
+    def settle(self) -> Solution:
         """Decisions whose predicted program fills the budget and no more.
 
         Moves `correction`, the gap between the planner's linear model and the
@@ -297,14 +258,14 @@ class Search:
         a correction that gave too big a program and one that gave a fitting one bound
         the next. Keeps the fastest decisions whose prediction fits.
         """
-        target = int(self.budget * (1 - _SLACK))
+        target = int(self.budget * (1 - SLACK))
         best: Solution | None = None
         too_small, enough = -math.inf, math.inf
         too_big: set[Decisions] = set()
         for number in range(2 * _SETTLING_ROUNDS):
             solution = self._solve(self.problem(target))
             if solution.outcome == "infeasible":
-                solution = self._smallest()
+                solution = self.needing_least()
             predicted = self.forecast.known(solution.decisions, self._caution)
             step = predicted - solution.evaluation.device_bytes
             if predicted <= target:
@@ -327,12 +288,12 @@ class Search:
             if enough - too_small < math.inf and not too_small < following < enough:
                 following = int(too_small + enough) // 2
             self.correction = following
-        return best or self._smallest()
+        return best or self.needing_least()
 
     @property
     def _caution(self) -> float:
-        fits = [self._fits(a) for a in self.attempts if a.decisions]
-        left = MOST_COMPILES - len(self.attempts)
+        fits = [self.fits(a) for a in self.attempts if a.decisions]
+        left = MOST_COMPILES - len(self.log)
         if any(fits) or (len(fits) == 1 and left > 2):
             return _CAUTION[1]
         if left == 1:
@@ -346,7 +307,7 @@ class Search:
             **(overlap_options(survey.target) if offloads else {}),
             **self.user_options,
         }
-        number = len(self.attempts) + 1
+        number = len(self.log) + 1
         self.say(f"compiling plan {number} (at most {MOST_COMPILES})")
         measured = compile_and_read(
             survey,
@@ -354,18 +315,18 @@ class Search:
             survey.step_plan(solution.decisions),
             options,
             correction=self.forecast.excess(solution.decisions),
-            donate=self._may_donate,
+            donate=self.may_donate,
         )
-        self.say(_outcome(measured, self.budget))
+        self.say(outcome(measured, self.budget))
         attempt = Attempt(
             decisions=solution.decisions,
             solution=solution,
             evaluation=evaluate(self.problem(), solution.decisions),
             options=options,
-            donated=self._may_donate,
+            donated=self.may_donate,
             measured=measured,
         )
-        self.attempts.append(attempt)
+        self.add(attempt)
         self.forecast.learn(solution.decisions, measured.compiled_bytes)
         return attempt
 
@@ -374,7 +335,8 @@ def _seconds(solution: Solution) -> float:
     return solution.evaluation.seconds
 
 
-def _outcome(measured: Measured, budget: int) -> str:
+def outcome(measured: Measured, budget: int) -> str:
+    """What a compiled program came to, in a line."""
     within = measured.inspection is not None and measured.compiled_bytes <= budget
     fits = "fits" if within else "does not fit"
     seconds = f", {format_seconds(measured.step_seconds)} a step"

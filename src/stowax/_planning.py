@@ -23,11 +23,12 @@ from ._describe import (
     stack_records,
 )
 from ._errors import ArgumentError, StowaxError
+from ._forms import Found, find_plan
 from ._loop import Attempt, Search
 from ._machine import Target
 from ._options import wants_row_major
 from ._plan import Plan
-from ._plan_record import ArgumentRecord, PinPrice
+from ._plan_record import ArgumentRecord, Baseline, PinPrice
 from ._planner import solve
 from ._preferences import Preferences
 from ._rewrite import Options
@@ -117,16 +118,19 @@ def plan(
         host_budget=host_limit,
         user_options=dict(compiler_options or {}),
         donate=donate,
-        as_written=not _asks_for_more(free, survey),
+        as_written=not _asks_for_more(free, survey, lambda value: True),
         say=say,
     )
-    search, best = _run(search)
-    survey = search.survey
+    written = _AsWritten(rolled=search, free=free, pin=pin or {}, forbid=forbid)
+    found = _run(search, written)
+    best, survey = found.best, found.search.survey
     check_offloads(best.measured)
-    prices = _pin_prices(free, preferences, search)
+    if found.search is not found.rolled:
+        free = written.free
+    prices = _pin_prices(free, preferences, found.search)
     return Plan(
-        **_identity(survey, options, best),
-        **_figures(survey, search, best),
+        **_identity(survey, best),
+        **_figures(found),
         budget_bytes=device_limit,
         host_budget_bytes=host_limit,
         pins=prices,
@@ -135,23 +139,56 @@ def plan(
     )
 
 
-def _run(search: Search) -> tuple[Search, Attempt]:
-    """The search's result; without offloads where JAX refuses them.
+def _run(search: Search, written: "_AsWritten") -> Found:
+    """What the search found; without offloads where JAX refuses them.
 
     Under `jax.vmap` of a gradient, or in a derivative of one, JAX has operations that
     take values of one memory space only.
     """
     try:
         search.try_host_memory()
-        return search, search.run()
+        return find_plan(search, written)
     except ValueError as error:
         if isinstance(error, StowaxError) or "memory_space" not in str(error):
             raise
     search.say("JAX refuses host memory inside this step: planning without offloads")
     staying = search.survey.narrowed(lambda v: v.allowed - {"offload"} or v.allowed)
     staying = dataclasses.replace(staying, without_offloads=True)
-    search = dataclasses.replace(search, survey=staying)
-    return search, search.run()
+    return find_plan(dataclasses.replace(search, survey=staying), written)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _AsWritten:
+    """Makes the search for the step with its layers as they are written.
+
+    `free` is the survey before pins and prohibitions.
+    """
+
+    rolled: Search
+    free: Survey
+    pin: Mapping[str, str]
+    forbid: Collection[str]
+
+    def __call__(self) -> Search | None:
+        """The search, `None` if the user wants something done to the rolled layers."""
+        rolled = self.rolled.survey
+        if _asks_for_more(self.free, rolled, lambda v: v.role != "optimizer state"):
+            return None
+        options = dataclasses.replace(rolled.options, roll=False)
+        step, specs = rolled.function, rolled.specs
+        traced = trace_step(step, specs, options)
+        self.free = take_survey(step, specs, traced, rolled.target, options)
+        if self.rolled.donate is False:
+            self.free = self.free.narrowed(_without_donation)
+        # Patterns that meet nothing here have met something in the rolled layers.
+        preferences = Preferences(pin=self.pin, forbid=self.forbid)
+        return dataclasses.replace(
+            self.rolled,
+            survey=self.free.narrowed(preferences.allow),
+            attempts=[],
+            least=set(),
+            plain={},
+        )
 
 
 def _without_donation(value: Value) -> frozenset[Decision]:
@@ -169,21 +206,24 @@ def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
         raise ArgumentError(name, error.got, error.instead) from None
 
 
-def _asks_for_more(free: Survey, survey: Survey) -> bool:
+def _asks_for_more(
+    free: Survey, survey: Survey, counts: Callable[[Value], bool]
+) -> bool:
     """Whether the user wants something moved that could stay as it is.
 
-    The step as it is written does not do that, even where it fits.
+    The step as it is written does not do that, even where it fits. `counts` says which
+    values are meant.
     """
     return any(
         value.needed and "keep" in value.allowed and "keep" not in narrowed.allowed
         for body, wanted in zip(free.bodies, survey.bodies, strict=True)
         for value, narrowed in zip(body.values, wanted.values, strict=True)
-        if not value.available
+        if not value.available and counts(value)
     )
 
 
-def _identity(survey: Survey, options: Options, best: Attempt) -> dict[str, Any]:
-    traced, machine = survey.step, survey.target
+def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
+    traced, machine, options = survey.step, survey.target, survey.options
     plan = survey.step_plan(best.decisions) if best.decisions else None
     hosted = plan.hosted.shards if plan and plan.hosted else {}
     specs = jax.tree.leaves(survey.specs)
@@ -222,8 +262,9 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
+def _figures(found: Found) -> dict[str, Any]:
     """The fields that come out of the loop."""
+    search, best, survey = found.search, found.best, found.search.survey
     measured, evaluation = best.measured, best.evaluation
     fits = best.fits(search.budget, search.host_budget)
     timeline = measured.inspection.timeline if measured.inspection else None
@@ -236,7 +277,7 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
         "predicted_device_bytes": search.forecast.expected(best.decisions)
         if best.decisions
         else measured.predicted_bytes,
-        "first_predicted_device_bytes": search.attempts[0].measured.predicted_bytes,
+        "first_predicted_device_bytes": search.log[0].measured.predicted_bytes,
         "step_seconds": measured.step_seconds,
         "exposed_seconds": timeline.exposed_seconds if timeline else 0.0,
         "model_seconds": certificate.model_seconds,
@@ -244,19 +285,37 @@ def _figures(survey: Survey, search: Search, best: Attempt) -> dict[str, Any]:
         "gap": certificate.gap,
         "binding": certificate.binding,
         "seconds_per_gib": certificate.seconds_per_byte * 2**30,
-        "smallest_budget": search.smallest_budget(),
+        "smallest_budget": found.smallest_budget(),
         "stacks": stack_records(survey, best.decisions, evaluation),
-        "baselines": baseline_records(
-            search.forecast, search.problem(), search.host_budget, search.budget
-        ),
-        "trials": tuple(a.measured.trial for a in search.attempts),
+        "baselines": _baselines(found),
+        "trials": tuple(a.measured.trial for a in search.log),
         "donate_argnums": survey.step.donate if best.donated else (),
         "compiler_options": dict(best.options),
         "unpriced": survey.unpriced,
-        "notes": notes(survey, fits, measured.host_bytes),
+        "notes": notes(
+            survey,
+            fits,
+            measured.host_bytes,
+            unrolled=search is not found.rolled,
+        ),
         "solving_seconds": search.solving_seconds,
         "in_the_way": () if fits else in_the_way(survey),
     }
+
+
+def _baselines(found: Found) -> tuple[Baseline, ...]:
+    """The policies under the model; what they say of layers holds for rolled ones."""
+
+    def records(search: Search) -> dict[str, Baseline]:
+        limits = search.host_budget, search.budget
+        made = baseline_records(search.forecast, search.problem(), *limits)
+        return {record.name: record for record in made}
+
+    rolled, chosen = records(found.rolled), {}
+    if found.search is not found.rolled:
+        own = records(found.search)
+        chosen = {name: own[name] for name in ("keep all", "offload state")}
+    return tuple({**rolled, **chosen}.values())
 
 
 def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:

@@ -1,0 +1,120 @@
+"""The layers of a Python loop: rolled where it is needed, as they are written else."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import stowax
+from planned_models import compiled_total, plan, spec
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+LAYERS, WIDTH = 3, 1024
+MATRIX = WIDTH * WIDTH * 4
+ADAM = optax.adam(1e-3)
+
+
+@stowax.stow
+def loss_fn(params, x):
+    for w in params.values():
+        x = jax.nn.gelu(x @ w)
+    return jnp.mean(x**2)
+
+
+def train_step(params, state, x):
+    grads = jax.grad(loss_fn)(params, x)
+    updates, state = ADAM.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def arguments(make=spec):
+    params = {f"w{i}": make(WIDTH, WIDTH) for i in range(LAYERS)}
+    return params, jax.eval_shape(ADAM.init, params), make(WIDTH, WIDTH)
+
+
+@functools.cache
+def planned(**wishes):
+    wishes = {k: dict(v) if k == "pin" else v for k, v in wishes.items()}
+    return plan(train_step, *arguments(), **wishes)
+
+
+def pinned(**pins):
+    names = {
+        "state": "optimizer state",
+        "weights": "parameter",
+        "product": "dot_general*",
+    }
+    return tuple((names[name], decision) for name, decision in pins.items())
+
+
+def test_layers_stay_as_written_if_state_is_all_that_has_to_leave():
+    found = planned(pin=pinned(state="offload"), budget="1GiB")
+    assert found.fits
+    assert not found.roll
+    assert not found.stacks
+    # What the user gets who forbids rolling: no copies of weights, no stacks.
+    as_written = planned(pin=pinned(state="offload"), budget="1GiB", roll=False)
+    assert found.device_bytes == as_written.device_bytes
+    assert compiled_total(found, train_step, *arguments()) == found.device_bytes
+    moments = 2 * LAYERS * MATRIX
+    assert moments <= found.host_bytes < 1.01 * moments
+    assert any("as they are written" in note for note in found.notes)
+
+
+def test_state_leaves_before_layers_are_rolled():
+    """A budget that the step misses by less than its moments."""
+    keeping = planned(pin=pinned(state="keep"), roll=False, budget="1GiB")
+    found = planned(budget=keeping.device_bytes - 3 * LAYERS * MATRIX // 2)
+    assert found.fits
+    assert not found.roll
+    assert {d.role for d in found.decisions} == {"optimizer state"}
+
+
+def test_layers_are_rolled_where_state_is_not_enough():
+    least = planned(pin=pinned(state="offload"), budget="1GiB")
+    found = planned(budget=least.device_bytes - LAYERS * MATRIX)
+    assert found.fits
+    assert found.roll
+    assert found.stacks
+    assert found.smallest_budget < least.device_bytes
+
+
+@pytest.mark.parametrize(
+    "pin",
+    [pinned(state="offload", product="recompute"), pinned(weights="offload")],
+    ids=["activation", "parameter"],
+)
+def test_layers_are_rolled_where_a_pin_asks_for_it(pin):
+    found = planned(pin=pin, budget="1GiB")
+    assert found.fits
+    assert found.roll
+    assert found.stacks
+
+
+def test_numbers_are_those_of_the_step():
+    found = planned(pin=pinned(state="offload"), budget="1GiB")
+    keys = iter(jax.random.split(jax.random.key(0), 9))
+    params, state, x = arguments(lambda *s: jax.random.normal(next(keys), s) / 32)
+    state = ADAM.init(params)
+    usual = jax.jit(train_step)(params, state, x)
+    params, state = found.place(params, state)
+    got = found.apply(train_step)(params, state, x)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), usual, got
+    )
+    mu = got[1][0].mu["w0"]
+    assert mu.sharding.memory_kind == "pinned_host"
+
+
+@pytest.mark.once
+def test_on_a_tpu_too(tmp_path):
+    found = planned(pin=pinned(state="offload"), budget="1GiB", target="v5p-8")
+    rolled = pinned(state="offload", product="recompute")
+    assert found.device_bytes < planned(pin=rolled, target="v5p-8").device_bytes
+    found.save(tmp_path / "plan.json")
+    again = stowax.load_plan(tmp_path / "plan.json")
+    assert compiled_total(again, train_step, *arguments()) == found.device_bytes

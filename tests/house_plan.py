@@ -16,8 +16,9 @@ LAYERS = (
         "_timeline",
         "_lowered",
         "_cost_record",
+        "_verify_record",
     ),
-    ("_inspect_record", "_memory_places", "_memory_record", "_mlir"),
+    ("_inspect_record", "_mlir"),
     ("report",),
     # Reading the step, and evaluating it with its repeated layers as stacks.
     (
@@ -56,9 +57,7 @@ LAYERS = (
     # Each knows one thing: costs, memory, a compiled program, a machine, a decision.
     (
         "_apply",
-        "_argument_roles",
         "_asked",
-        "_buffers",
         "_candidates",
         "_compiled",
         "_cost",
@@ -66,7 +65,6 @@ LAYERS = (
         "_cost_passes",
         "_cost_rules",
         "_cost_trips",
-        "_dump",
         "_flatten",
         "_fusion",
         "_hazards",
@@ -75,8 +73,6 @@ LAYERS = (
         "_hlo_reader",
         "_liveness",
         "_machine",
-        "_memory_curve",
-        "_memory_roles",
         "_planner",
         "_predict",
         "_places",
@@ -96,15 +92,17 @@ LAYERS = (
     ("_certificate", "_forms"),
     ("_plan",),
     ("_planning",),
+    ("_verify_run", "_verify_tolerance"),
+    ("_verify_blame", "_verify_compare"),
+    ("_verify",),
     ("__init__",),
-    ("integrations", "_cli", "_demo", "_user_file"),
+    ("integrations", "_cli", "_cli_base", "_demo", "_user_file"),
     ("__main__",),
 )
 
 # These know no JAX, and import only one another: a plan made on a TPU host is read,
 # solved and reported anywhere.
 WITHOUT_JAX = {
-    "_buffers",
     "_errors",
     "_figures",
     "_flatten",
@@ -120,10 +118,6 @@ WITHOUT_JAX = {
     "_liveness",
     "_lowered",
     "_measured",
-    "_memory_curve",
-    "_memory_places",
-    "_memory_record",
-    "_memory_roles",
     "_perfetto",
     "_periods",
     "_pinned",
@@ -137,6 +131,7 @@ WITHOUT_JAX = {
     "_stages",
     "_timeline",
     "_units",
+    "_verify_record",
     "_xplane",
     "_xplane_roles",
     "report",

@@ -185,6 +185,30 @@ def test_hazards_are_found(write, monkeypatch):
     assert said.startswith("--perfetto: got 'gone/trace.json', and '")
 
 
+def test_verify_passes_fails_and_says_what_to_type(write, monkeypatch):
+    write(STEP.replace("jax.ShapeDtypeStruct(", "jnp.ones(").replace("0.1 *", "0.5 *"))
+    words = ("verify", "train.py:make", "p.json", "--steps", "2")
+    run("plan", "train.py:make", "--target", "cpu", "--budget", "3MiB", "-o", "p.json")
+    code, out, err = run(*words)
+    assert code == 0
+    assert out.startswith(
+        "stowax verify: train_step under its plan for cpu, run on cpu"
+    )
+    assert "running the planned step again" in err
+    assert error_of(*words, "--reference", "here").startswith("--reference: got 'here'")
+    right = stowax.Plan.apply
+    monkeypatch.setattr(
+        stowax.Plan,
+        "apply",
+        lambda plan, step: right(plan, lambda w, x: (step(w, x)[0] + 1, step(w, x)[1])),
+    )
+    code, out, _ = run(*words, "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert [x["path"] for x in found["leaves"] if not x["ok"]] == ["out[0]"]
+    assert found["passed"] is False
+
+
 def test_targets_as_table_and_json():
     code, out, _ = run("targets")
     assert code == 0
@@ -300,7 +324,7 @@ def test_long_messages_of_jax_are_cut_after_the_first_paragraph():
     assert where_it_failed(error) == "TypeError: what is wrong"
 
 
-@pytest.mark.parametrize("command", ["plan", "inspect", "targets", "demo"])
+@pytest.mark.parametrize("command", ["plan", "inspect", "verify", "targets", "demo"])
 def test_help_has_examples(command):
     code, out, _ = run(command, "--help")
     assert code == 0

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._plan import Plan as Plan
     from ._plan import load_plan as load_plan
     from ._planning import plan as plan
+    from ._verify import verify as verify
     from ._inspect import inspect as inspect
     from ._measure import measure as measure
 
@@ -26,6 +27,7 @@ _LATER = {
     "Plan": "_plan",
     "load_plan": "_plan",
     "plan": "_planning",
+    "verify": "_verify",
     "inspect": "_inspect",
     "measure": "_measure",
 }

@@ -1,88 +1,41 @@
-"""The `stowax` command: plan, inspect, targets, demo.
+"""The `stowax` command: plan, inspect, verify, targets, demo.
 
 The result goes to stdout and everything else to stderr, so that `--json` can be piped:
 while the user's file runs and the solver works, file descriptor 1 itself points to
 stderr, because compilers and solvers print from C. Exit codes: 0 fine, 1 ran and found
-a problem (the plan does not fit, the program has hazards), 2 could not run.
+a problem (the plan does not fit, the program has hazards, the planned step is wrong), 2
+could not run.
 
 Finding the user's function, and saying what went wrong in it, is `_user_file`'s work.
 """
 
-import functools
 import io
 import json
 import os
 import pathlib
 import sys
-import traceback
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NoReturn
 
 import click
 
 from . import _perfetto
-from ._errors import ArgumentError, StowaxError
+from ._cli_base import (
+    FINE,
+    FOUND,
+    command,
+    function_argument,
+    json_option,
+    progress_to_stderr,
+    target_option,
+)
+from ._errors import ArgumentError
 from ._stages import DECISIONS
-from ._streams import only_result_on_stdout, use_cpu_where_nothing_else_is
-from ._user_file import load_step, where_it_failed
-
-FINE, FOUND, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
+from ._streams import only_result_on_stdout
+from ._user_file import load_step
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 88}
-
-
-def _progress() -> Callable[[str], None]:
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, markup=False)
-    return lambda line: console.print(line, style="dim")
-
-
-def _fail(message: str, error: BaseException, whole: bool) -> NoReturn:
-    if whole:
-        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    click.echo(f"error: {message}", err=True)
-    raise click.exceptions.Exit(COULD_NOT_RUN)
-
-
-def _command(run: Callable[..., int]) -> Callable[..., None]:
-    """A command that returns its exit code and fails with one clear message."""
-
-    @click.option(
-        "--traceback",
-        "whole",
-        is_flag=True,
-        help="Show the whole traceback of an error.",
-    )
-    @functools.wraps(run)
-    def guarded(*args: Any, whole: bool, **options: Any) -> None:
-        use_cpu_where_nothing_else_is()
-        try:
-            code = run(*args, **options)
-        except StowaxError as error:
-            _fail(_named_as_typed(error), error, whole)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        except click.exceptions.ClickException:
-            raise
-        except Exception as error:
-            hint = "" if whole else "\nThe whole traceback: --traceback"
-            _fail(where_it_failed(error) + hint, error, whole)
-        raise click.exceptions.Exit(code)
-
-    return guarded
-
-
-def _named_as_typed(error: StowaxError) -> str:
-    """The message, the argument named as it is typed here: `--host-budget`."""
-    options = ("budget", "host_budget", "target", "pin", "forbid")
-    if isinstance(error, ArgumentError) and error.argument in options:
-        option = f"--{error.argument.replace('_', '-')}"
-        return f"{option}: got {error.got}. {error.instead}"
-    return str(error)
 
 
 @click.group(context_settings=_SETTINGS)
@@ -96,6 +49,7 @@ def main() -> None:
       stowax targets
       stowax plan train.py:make --budget 16GiB --target v5p-8 -o plan.json
       stowax inspect train.py:make plan.json
+      stowax verify train.py:make plan.json
 
     In FILE.py:FUNCTION the function takes no argument and returns (step, args): the
     training step, and a tuple of its arguments, arrays or jax.ShapeDtypeStruct.
@@ -134,22 +88,13 @@ def _check_writable(path: str, option: str = "-o") -> None:
         raise ArgumentError(option, got, "Write the path of a file.")
 
 
-_function = click.argument("where", metavar="FILE.py:FUNCTION")
-_target_option = click.option(
-    "--target",
-    metavar="NAME",
-    help="Machine, such as v5p-8 (default: the attached one).",
-)
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 @main.command(short_help="Decide what is kept, offloaded and recomputed.")
-@_function
+@function_argument
 @click.option(
     "--budget", metavar="BYTES", help="Device memory per device, such as 16GiB."
 )
 @click.option("--host-budget", metavar="BYTES", help="Host memory per device.")
-@_target_option
+@target_option
 @click.option(
     "--pin",
     "pins",
@@ -169,8 +114,8 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
     help="Leave jax.checkpoint in the model as it is.",
 )
 @click.option("-o", "output", metavar="PLAN.json", help="Save the plan.")
-@_json_option
-@_command
+@json_option
+@command
 def plan(
     where: str,
     budget: str | None,
@@ -209,7 +154,7 @@ def plan(
             pin=pinned,
             forbid=forbid,
             keep_checkpoint=keep_checkpoint,
-            progress=_progress(),
+            progress=progress_to_stderr(),
         )
         if output is not None:
             made.save(output)
@@ -220,9 +165,9 @@ def plan(
 
 
 @main.command(short_help="Show what a compiled step really does.")
-@_function
+@function_argument
 @click.argument("plan_path", metavar="[PLAN.json]", required=False)
-@_target_option
+@target_option
 @click.option(
     "--perfetto",
     metavar="TRACE.json",
@@ -234,8 +179,8 @@ def plan(
     is_flag=True,
     help="Run the step here as well, and show both times side by side.",
 )
-@_json_option
-@_command
+@json_option
+@command
 def inspect(
     where: str,
     plan_path: str | None,
@@ -315,10 +260,57 @@ def _measured(jitted: Any, made: Any, args: Any, target: str | None) -> Any:
     return stowax.measure(jitted, *args)
 
 
+@main.command(short_help="Run a step with its plan and without, and compare.")
+@function_argument
+@click.argument("plan_path", metavar="PLAN.json")
+@click.option(
+    "--steps", type=int, default=10, metavar="N", help="Steps in a row (default: 10)."
+)
+@click.option(
+    "--reference",
+    default="device",
+    metavar="device|cpu",
+    help="What runs the plain step; cpu where it does not fit on the device.",
+)
+@json_option
+@command
+def verify(
+    where: str, plan_path: str, steps: int, reference: Any, as_json: bool
+) -> int:
+    """Run the step with PLAN.json and without it, and compare everything it returns.
+
+    To be run before a long training run, on the machine that is to do it. FUNCTION has
+    to return arrays, with numbers in them. The exit code is 1 where the two differ by
+    more than rounding; then the decision to blame is looked for.
+
+    \b
+    Examples:
+      stowax verify train.py:make plan.json
+      stowax verify train.py:make plan.json --steps 20 --reference cpu
+      stowax verify train.py:make plan.json --json
+    """  # noqa: D301
+    import stowax
+
+    with only_result_on_stdout():
+        made = stowax.load_plan(plan_path)
+        step, args = load_step(where)
+        found = stowax.verify(
+            step,
+            made,
+            *args,
+            steps=steps,
+            reference=reference,
+            progress=progress_to_stderr(),
+        )
+        text = found.to_json() if as_json else str(found)
+    click.echo(text)
+    return FINE if found.passed else FOUND
+
+
 @main.command(short_help="List the machines that can be planned for.")
 @click.argument("name", required=False)
-@_json_option
-@_command
+@json_option
+@command
 def targets(name: str | None, as_json: bool) -> int:
     """List the machines that can be planned for, with their figures and sources.
 
@@ -371,7 +363,7 @@ def _row_as_json(row: Any) -> dict[str, Any]:
 
 
 @main.command(short_help="Train and plan a small GPT.")
-@_command
+@command
 def demo() -> int:
     """Train a small GPT plain and under a plan, then plan a large one.
 
@@ -384,4 +376,4 @@ def demo() -> int:
     """  # noqa: D301
     from ._demo import run_demo
 
-    return run_demo(click.echo, _progress())
+    return run_demo(click.echo, progress_to_stderr())

@@ -59,3 +59,26 @@ class TraceError(StowaxError, RuntimeError):
 
 class OffloadVanishedError(StowaxError, RuntimeError):
     """The compiled program does not hold the copies that the plan decided on."""
+
+
+_LESS_MEMORY = {
+    "plain": 'Write reference="cpu" to run it on the host\'s processor, or verify a '
+    "plan for a smaller batch.",
+    "planned": "The arguments themselves lie beside it: give them as numpy arrays "
+    "(jax.device_get), or in host memory.",
+}
+
+
+class VerifyMemoryError(StowaxError, MemoryError):
+    """A device has no room for one of the runs of `stowax.verify`.
+
+    `version` is the run's: `"plain"` or `"planned"`.
+    """
+
+    def __init__(self, version: str, message: str):
+        self.version = version
+        first = message.strip().partition("\n")[0]
+        super().__init__(
+            f"verify: the {version} step does not fit on the device. "
+            f"{_LESS_MEMORY[version]} JAX says: {first}"
+        )

@@ -9,3 +9,4 @@ from ._inspection_text import inspection_text as inspection_text
 from ._plan_text import plan_text as plan_text
 from ._targets_text import target_text as target_text
 from ._targets_text import targets_text as targets_text
+from ._verification_text import verification_text as verification_text

@@ -57,7 +57,10 @@ def _narrowed(body: Block, flat: Flat) -> Iterator[tuple[int, TensorValue]]:
 
 
 class BlockWalk:
-    """One block: its buffers, from when to when they live, and the most at once."""
+    """One block: its buffers, from when to when they live, and the most at once.
+
+    `peak` fills `alive`: the bytes on the device while each operation runs.
+    """
 
     def __init__(self, flat: Flat, rules: Rules, block: Block, slots: Sequence[Slot]):
         self.flat, self.rules, self.block = flat, rules, block
@@ -68,6 +71,7 @@ class BlockWalk:
         self.buffer_of: dict[int, _Buffer] = {}
         self.buffers: list[_Buffer] = []
         self.counted_again = 0
+        self.alive: list[int] = []
         self.assign(slots)
 
     # Which values share a buffer.
@@ -200,6 +204,7 @@ class BlockWalk:
                 self.counted_again = max(self.counted_again, live + inner + again)
             if inner or not self.fusion.virtual.issuperset(node.results):
                 profile.append((here, live + inner))
+            self.alive.append(live + inner)
             if live + inner > best:
                 best, label = live + inner, f"{here}: {inside}" if inside else here
             best_host = max(best_host, live_host + inner_host)

@@ -29,7 +29,7 @@ from ._host_turns import Turn, fetch_turns, late_gradients
 from ._jax import aval_of
 from ._jaxpr import Program, evaluate, inline
 from ._linearize import LinearizedBody
-from ._stack import Stack, Stored, scope_name, ways
+from ._stack import LOOP_SCOPE, Stack, Stored, scope_name, ways
 
 Kept = tuple[list[Any], dict[int, Any], dict[int, Any], list[Any]]
 """What the forward pass leaves for the backward one: kept values, slots in host memory,
@@ -277,9 +277,9 @@ class Activity:
 
 
 def _scan(stack: Stack, body: Any, init: Any, xs: Any, reverse: bool = False) -> Any:
-    return jax.lax.scan(
-        body, init, xs, length=stack.count, reverse=stack.reverse != reverse
-    )
+    reverse = stack.reverse != reverse
+    with jax.named_scope(LOOP_SCOPE):
+        return jax.lax.scan(body, init, xs, length=stack.count, reverse=reverse)
 
 
 def zeros(aval: Any) -> Any:

@@ -20,8 +20,8 @@ two within a quarter of each other on training steps of several kinds.
 import dataclasses
 from collections.abc import Iterable
 
-from ._flatten import Flat, flatten
-from ._fusion import GPU_RULES, TPU_RULES
+from ._flatten import Block, Flat, Node, flatten
+from ._fusion import GPU_RULES, TPU_RULES, short_name
 from ._liveness import BlockWalk, Slot
 from ._lowered import Graph
 
@@ -30,9 +30,10 @@ from ._lowered import Graph
 class MemoryPrediction:
     """Bytes per device, of device and of host memory, as XLA's own figures are split.
 
-    `peak_at` names the operation at which most is alive. `profile` has, for each
-    operation of the entry that holds memory, its label and what is alive in temporaries
-    while it runs.
+    `temp` is the larger of `layers_temp`, up to the end of the last loop over layers,
+    and `update_temp`, after it; without such loops all three are one. `peak_at` names
+    the operation at which most is alive. `profile` has, for each operation of the entry
+    that holds memory, its label and what is alive in temporaries while it runs.
     """
 
     device_total: int
@@ -41,6 +42,8 @@ class MemoryPrediction:
     output: int
     alias: int
     temp: int
+    layers_temp: int
+    update_temp: int
     host_argument: int
     host_output: int
     host_alias: int
@@ -49,11 +52,14 @@ class MemoryPrediction:
     profile: tuple[tuple[str, int], ...]
 
 
-def predict_memory(graph: Graph, platform: str) -> MemoryPrediction:
+def predict_memory(
+    graph: Graph, platform: str, layers: str | None = None
+) -> MemoryPrediction:
     """The memory that the program will need when it is compiled.
 
     **Arguments:** `graph` from `_mlir.read_graph`; `platform` is `"tpu"`, `"gpu"` or
-    `"cpu"`, whose compilers fuse differently (see `Rules`).
+    `"cpu"`, whose compilers fuse differently (see `Rules`); `layers` is the named scope
+    that loops over layers are under.
     """
     flat = flatten(graph)
     rules = TPU_RULES if platform == "tpu" else GPU_RULES
@@ -63,8 +69,12 @@ def predict_memory(graph: Graph, platform: str) -> MemoryPrediction:
     slots = [Slot(argument=aliases.get(i), number=i) for i in range(len(entry.results))]
     entry_walk = BlockWalk(flat, rules, entry, slots)
     temp, host_temp, peak_at, profile = entry_walk.peak()
+    until = _last_loop(entry, layers) + 1 if layers else 0
+    layers_temp = max(entry_walk.alive[:until], default=temp)
+    update_temp = max(entry_walk.alive[until:], default=temp)
     if rules.counts_loops_again:
         temp = max(temp, entry_walk.counted_again)
+        layers_temp = max(layers_temp, entry_walk.counted_again)
 
     def total(numbers: Iterable[int], host: bool) -> int:
         return sum(sizes[n] for n in numbers if (n in flat.host) == host)
@@ -80,6 +90,8 @@ def predict_memory(graph: Graph, platform: str) -> MemoryPrediction:
         output=output,
         alias=alias,
         temp=temp,
+        layers_temp=layers_temp,
+        update_temp=update_temp,
         host_argument=host_argument,
         host_output=host_output,
         host_alias=host_alias,
@@ -87,6 +99,16 @@ def predict_memory(graph: Graph, platform: str) -> MemoryPrediction:
         peak_at=peak_at,
         profile=tuple(profile),
     )
+
+
+def _last_loop(block: Block, scope: str) -> int:
+    """Where in the block the last loop under this scope is, -1 if there is none."""
+
+    def has(node: Node) -> bool:
+        own = short_name(node.name) == "while" and scope in node.scope
+        return own or any(has(n) for inner in node.blocks for n in inner.nodes)
+
+    return max((t for t, node in enumerate(block.nodes) if has(node)), default=-1)
 
 
 def _aliases(graph: Graph, flat: Flat) -> dict[int, int]:

@@ -61,6 +61,10 @@ Choose = Callable[[Stack, LinearizedBody], Stored]
 """Decides what is stored, once the differentiated inputs are known."""
 
 
+LOOP_SCOPE = "stowax.layers"
+"""Named scope of every loop over layers."""
+
+
 def scope_name(stack: str, position: int) -> str:
     """Named scope of the forward operation `position`, in a labelled trace."""
     return f"stowax.value.{stack}.{position}"

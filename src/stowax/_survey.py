@@ -24,8 +24,9 @@ from ._pipeline import scope_name
 from ._planner import baselines
 from ._predict import MemoryPrediction, predict_memory
 from ._rewrite import Options
+from ._stack import LOOP_SCOPE
 from ._stages import Body, Decision, Decisions, Point, Problem, Value
-from ._state import State, device_bytes, find_state, shard_shape
+from ._state import State, find_state, shard_shape
 from ._stream import Hosted
 from ._trace import Step, TracedStack, store_all
 
@@ -35,9 +36,10 @@ class Survey:
     """A step on a target, ready to be planned.
 
     `bodies` are the layers' in forward order, before them the state's, if there is one
-    (`state.body`). `reserved_bytes` is what the step needs besides stored values, by
-    the prediction for a program that stores everything. `without_offloads` says that
-    JAX refused host memory in this step.
+    (`state.body`). `reserved_bytes` is what the layers need besides stored values, by
+    the prediction for a program that stores everything, `update_reserved_bytes` what
+    the step needs after them. `without_offloads` says that JAX refused host memory in
+    this step.
     """
 
     function: Callable[..., Any]
@@ -48,6 +50,7 @@ class Survey:
     bodies: tuple[Body, ...]
     other_seconds: float
     reserved_bytes: int
+    update_reserved_bytes: int
     unpriced: tuple[str, ...]
     without_offloads: bool = False
     state: State | None = None
@@ -55,9 +58,13 @@ class Survey:
     def problem(
         self, device_bytes: int, host_bytes: int, correction: int = 0
     ) -> Problem:
-        """The planner's question, with `correction` bytes added to what is reserved."""
-        reserved = self.reserved_bytes + correction  # below zero: live bytes fused away
-        at_update = min(reserved, self.update_bytes + correction)
+        """The planner's question, with `correction` bytes added to what is reserved.
+
+        One that is negative is the layers' alone: there live values are fused away. At
+        the update nothing is added to the state but what was predicted.
+        """
+        reserved = self.reserved_bytes + correction
+        at_update = self.update_reserved_bytes + max(correction, 0)
         bodies = tuple(
             dataclasses.replace(
                 body,
@@ -88,13 +95,6 @@ class Survey:
             for body in self.bodies
         )
         return dataclasses.replace(self, bodies=bodies)
-
-    @property
-    def update_bytes(self) -> int:
-        """What the update needs besides the state: parameters, gradients, the rest."""
-        step = zip(self.step.arguments, jax.tree.leaves(self.specs), strict=True)
-        needed = {"parameter": 2, "batch": 1, "other": 1}
-        return sum(needed.get(a.role, 0) * device_bytes(spec) for a, spec in step)
 
     def step_plan(self, decisions: Decisions) -> StepPlan:
         """The planner's decisions as what the step does."""
@@ -172,6 +172,7 @@ def take_survey(
         bodies=(),
         other_seconds=0.0,
         reserved_bytes=0,
+        update_reserved_bytes=0,
         unpriced=(),
     )
     placements = _placements(blank)
@@ -202,7 +203,7 @@ def predict(
     """The lowered program of the step under `plan`, and its predicted memory."""
     lowered = survey.lower(plan, donate=donate)
     graph = _mlir.read_graph(lowered.compiler_ir())
-    return lowered, predict_memory(graph, survey.target.platform)
+    return lowered, predict_memory(graph, survey.target.platform, LOOP_SCOPE)
 
 
 def stored_bytes(bodies: Sequence[Body], decisions: Decisions) -> int:
@@ -265,12 +266,24 @@ def _with_reserves(survey: Survey) -> Survey:
     """Reserves, from the predicted memory of the program that stores everything."""
     if not survey.bodies:
         _, plain = predict(survey, None)
-        return dataclasses.replace(survey, reserved_bytes=plain.device_total)
+        return _reserving(survey, plain.device_total, plain.device_total)
     problem = survey.problem(survey.target.device_bytes, survey.target.host_bytes)
     everything = baselines(problem)["keep all"]
     _, whole = predict(survey, survey.step_plan(everything))
+    outside = whole.device_total - whole.temp
+    layers, update = outside + whole.layers_temp, outside + whole.update_temp
+    if survey.state is None:
+        layers = update = whole.device_total
     stored = stored_bytes(survey.bodies, everything)
-    return dataclasses.replace(survey, reserved_bytes=whole.device_total - stored)
+    # Gradients that are the state's are in its bytes, and there at the update.
+    state = stored_bytes(survey.bodies[:1], everything[:1]) if survey.state else 0
+    return _reserving(survey, layers - stored, update - state)
+
+
+def _reserving(survey: Survey, layers: int, update: int) -> Survey:
+    return dataclasses.replace(
+        survey, reserved_bytes=layers, update_reserved_bytes=update
+    )
 
 
 def _placements(survey: Survey) -> dict[str, dict[int, Placement]]:

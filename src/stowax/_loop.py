@@ -26,7 +26,8 @@ MOST_COMPILES = 4
 _SETTLING_ROUNDS = 5
 _SOLVING_SECONDS = 0.5
 _ENOUGH_SOLVING = 0.8
-"""Seconds of solving after which decisions that fit are not brought closer."""
+"""Seconds of solving after which decisions that fill the budget are not brought
+closer."""
 _SETTLED = 0.002
 """Part of the budget within which model and prediction agree."""
 
@@ -262,6 +263,7 @@ class Search:
         best: Solution | None = None
         too_small, enough = -math.inf, math.inf
         too_big: set[Decisions] = set()
+        before, filled = self.solving_seconds, False
         for number in range(2 * _SETTLING_ROUNDS):
             solution = self._solve(self.problem(target))
             if solution.outcome == "infeasible":
@@ -273,6 +275,7 @@ class Search:
                 following = self.correction + step
                 if best is None or _seconds(solution) < _seconds(best):
                     best = solution
+                    filled = predicted > target * (1 - _WORTH_FILLING)
             else:
                 # Other decisions are needed: each round asks for a little more.
                 too_small = max(too_small, self.correction)
@@ -280,7 +283,8 @@ class Search:
                 following += int(0.005 * number * self.budget)
             close = min(abs(step), enough - too_small) < _SETTLED * self.budget
             again = solution.decisions in too_big
-            late = self.solving_seconds > _ENOUGH_SOLVING or number >= _SETTLING_ROUNDS
+            spent = self.solving_seconds - before
+            late = number >= _SETTLING_ROUNDS or (filled and spent > _ENOUGH_SOLVING)
             if best is not None and (close or again or late):
                 break
             if predicted > target:

@@ -22,15 +22,18 @@ from ._host_turns import Turn
 from ._jax import aval_of
 from ._stack import Stack
 
+WEIGHTS, GRADIENTS = "stowax.weights.", "stowax.gradients."
+"""How the scopes of their copies begin."""
+
 
 def weights_scope(stack: str, number: int) -> str:
     """Named scope of the copies of the per-layer input `number` of a stack."""
-    return f"stowax.weights.{stack}.{number}"
+    return f"{WEIGHTS}{stack}.{number}"
 
 
 def gradients_scope(stack: str, number: int) -> str:
     """Named scope of the copies of that input's gradients."""
-    return f"stowax.gradients.{stack}.{number}"
+    return f"{GRADIENTS}{stack}.{number}"
 
 
 def neighbour(stack: Stack, layer: Any, steps: int, *, backward: bool) -> Any:

@@ -5,19 +5,31 @@ figures, seconds from its schedule, and every planned copy looked for in it.
 """
 
 import dataclasses
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
 from ._apply import StepPlan
 from ._errors import OffloadVanishedError, OutOfMemoryCompileError
+from ._fusion import PLACEMENT, short_name
+from ._host_feed import GRADIENTS, WEIGHTS
 from ._inspect import inspect_program
+from ._lowered import Region
+from ._mlir import read_graph
 from ._plan_record import Trial
 from ._program import read_program, transfers_named
 from ._state import device_bytes
 from ._survey import Survey, predict
+
+_ENOUGH = 0.9
+"""Part of the planned bytes that has to move where a scope is not to be found."""
+
+_OWN = "stowax."
+_STREAM = re.compile(r"stowax\.(?:weights|gradients)\.([^/()]+)\.(\d+)")
+_STREAMS = {WEIGHTS: "host-to-device", GRADIENTS: "device-to-host"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +92,11 @@ def compile_and_read(
         inspection.memory.host.total,
         inspection,
     )
-    lost = _vanished(survey, inspection, plan) if plan else ()
+    lost: tuple[str, ...] = ()
+    if plan is not None:
+        lost = _vanished(survey, inspection, plan)
+    if plan is not None and plan.hosted:
+        lost += _not_streamed(survey, inspection, lowered)
     return dataclasses.replace(measured, vanished=lost)
 
 
@@ -135,16 +151,69 @@ def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> tuple[str, ...
     moved = sum(
         t.bytes * t.trips
         for t in inspection.transfers
-        if t.direction == "device-to-host"
+        if t.direction == "device-to-host" and GRADIENTS not in t.op_name
     )
-    return tuple(lost) if moved < 0.9 * planned else ()
+    return tuple(lost) if moved < _ENOUGH * planned else ()
+
+
+def _not_streamed(survey: Survey, inspection: Any, lowered: Any) -> tuple[str, ...]:
+    """Weights that loops were to fetch, gradients that they were to write, and do not.
+
+    What was planned is read off the lowered program. The compiler drops the names of
+    copies in branches, so there may be copies without one in the place of a missing
+    scope; others stand for their own scope, up to the bytes that it moves.
+    """
+    graph = read_graph(lowered.compiler_ir())
+    planned: dict[str, float] = {}
+    for function in graph.functions.values():
+        for scope, moved in _streams(function, survey):
+            planned[scope] = planned.get(scope, 0.0) + moved
+    lost = []
+    for prefix, direction in _STREAMS.items():
+        mine = {s: n for s, n in planned.items() if s.startswith(prefix)}
+        copies = [t for t in inspection.transfers if t.direction == direction]
+        spare = sum(t.bytes * t.trips for t in copies if _OWN not in t.op_name)
+        gone = []
+        for scope, expected in mine.items():
+            found = [t for t in transfers_named(inspection, scope) if t in copies]
+            spare += max(0.0, sum(t.bytes * t.trips for t in found) - expected)
+            gone += [] if found else [scope]
+        if spare < _ENOUGH * sum(mine[scope] for scope in gone):
+            lost += [_stream_name(survey, scope) for scope in gone]
+    return tuple(lost)
+
+
+def _streams(
+    region: Region, survey: Survey, share: float = 1.0, looped: bool = False
+) -> Iterator[tuple[str, float]]:
+    """Scopes of what loops fetch and write, with the bytes that pass in one step."""
+    for operation in region.operations:
+        branches = len(operation.regions) if short_name(operation.name) == "case" else 1
+        inside = looped or short_name(operation.name) == "while"
+        for inner in operation.regions:
+            yield from _streams(inner, survey, share / branches, inside)
+        found = _STREAM.search(operation.scope)
+        if found and operation.target == PLACEMENT:
+            times = survey.step.stacks[found[1]].stack.count if looped else 1
+            yield found[0], share * times * operation.results[0].device_bytes
+
+
+def _stream_name(survey: Survey, scope: str) -> str:
+    found = _STREAM.fullmatch(scope)
+    assert found is not None
+    body = next(body for body in survey.bodies if body.name == found[1])
+    stack = survey.step.stacks[found[1]].stack
+    name = body.values[stack.first_layer_input + int(found[2])].name
+    name = f"{name} of the layers at {stack.source}"
+    return f"gradients of {name}" if scope.startswith(GRADIENTS) else name
 
 
 def check_offloads(measured: Measured) -> None:
     """**Raises:** `OffloadVanishedError` where a planned copy is not in the program."""
     if measured.vanished:
         raise OffloadVanishedError(
-            "The compiled program does not copy these values to the host, although the "
-            f"plan offloads them: {', '.join(measured.vanished)}. Pin them to 'keep' "
-            "or 'recompute', and please report it with the step: it is stowax's fault."
+            "The compiled program does not copy these values to the host, or not back "
+            "to where they are read, although the plan offloads them: "
+            f"{', '.join(measured.vanished)}. Pin them to 'keep' or 'recompute', and "
+            "please report it with the step: it is stowax's fault."
         )

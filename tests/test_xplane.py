@@ -117,12 +117,12 @@ def test_a_tpus_trace():
         ("stowax.fusion.4", 84, 100, False),
     ]
     waits = [i for i in intervals(found, "compute") if i[3]]
-    assert [i[1:3] for i in waits] == [
-        (26, 35),
-        (51, 60),
-        (70, 74),
-        (74, 75),
-        (84, 100),
+    assert waits == [
+        ("copy-done.1", 26, 35, True),
+        ("copy-done.1", 51, 60, True),
+        ("all-reduce-done.1", 70, 74, True),
+        ("copy-done.2", 74, 75, True),
+        ("fusion.4", 84, 100, True),
     ]
     assert not [i for i in intervals(found, "compute") if i[0] == "while.1"]
 
@@ -165,7 +165,7 @@ def test_starts_and_ends_as_two_events():
 # --- GPU ------------------------------------------------------------------------------
 
 
-def gpu(start=1000, idle=0):
+def gpu(start=1000, idle=0, fetch="MemcpyH2D"):
     """One run on a GPU: kernels on one stream, copies and NCCL on others."""
 
     def at(name, begin, end, op):
@@ -186,7 +186,7 @@ def gpu(start=1000, idle=0):
             at("MemcpyD2H", 12, 34, "copy-start.1"),
             at("MemcpyD2H", 38, 55, "copy-start.1"),
         ],
-        "Stream #15(MemcpyH2D)": [at("MemcpyH2D", 53, 66, "copy-start.2")],
+        "Stream #15(MemcpyH2D)": [at(fetch, 53, 66, "copy-start.2")],
         "Stream #20(Kernel)": [
             at("ncclDevKernel_AllReduce", 55, 69, "all-reduce-start.1")
         ],
@@ -197,8 +197,8 @@ def gpu(start=1000, idle=0):
 
 
 GPU_SECONDS = [
-    10 + 14 + 15 + 9 + 10 + 4,
-    8,
+    10 + 14 + 15 + 9 + 4,
+    8 + 10,
     7,
     2 + 2 + 2 + 1,
     22 + 17 + 10,  # the last fusion writes to the host itself
@@ -207,14 +207,16 @@ GPU_SECONDS = [
 ]
 
 
-def test_a_gpus_trace():
-    found = measured({"/device:GPU:0": gpu(), "/host:CPU": {}})
+@pytest.mark.parametrize("fetch", ["MemcpyH2D", "dynamic_slice_kernel"])
+def test_a_gpus_trace(fetch):
+    found = measured({"/device:GPU:0": gpu(fetch=fetch), "/host:CPU": {}})
     assert seconds(found) == GPU_SECONDS
     assert found.step_seconds == pytest.approx(84 * MICRO)
     waits = [i for i in intervals(found, "compute") if i[3]]
     assert waits == [
-        ("stowax.copy-start.1", 26, 34, True),
-        ("all-reduce-start.1", 62, 69, True),
+        ("copy-done.1", 26, 34, True),
+        ("all-reduce-done.1", 62, 69, True),
+        ("fusion.4", 70, 80, True),
     ]
     assert any("gap" in note for note in found.assumptions)
 

@@ -11,10 +11,11 @@ waited for that copy, up to its end; likewise a collective. A gap in which nothi
 waited for neither: it is idle, whatever else was on its way.
 """
 
+import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 
-from ._timeline import Interval, Lane, Timeline
+from ._timeline import LANES, Interval, Lane, Timeline
 from ._units import format_seconds
 from ._xplane import Execution
 from ._xplane_roles import Happening, What
@@ -23,7 +24,7 @@ _WAITS: dict[What, str] = {
     "wait for host": "exposed",
     "wait for devices": "collective wait",
 }
-_BESIDE: tuple[Lane, ...] = ("device-to-host", "host-to-device", "collective", "host")
+_BESIDE: tuple[Lane, ...] = LANES[1:]  # all but "compute"
 
 
 def timeline_of(runs: Sequence[Execution], device: str) -> Timeline:
@@ -45,7 +46,9 @@ def timeline_of(runs: Sequence[Execution], device: str) -> Timeline:
 
 def _timeline(run: Execution, notes: tuple[str, ...]) -> Timeline:
     work = _in_a_row([h for h in run.happenings if h.what == "compute"])
-    waits = _gaps(run, work) if run.gaps_wait else _explicit_waits(run, work)
+    waits = _explicit_waits(run, work)
+    if run.gaps_wait:
+        waits += _gaps(run, _in_a_row([*work, *waits]))
     intervals = [_interval(run, "compute", h) for h in work]
     intervals += [_interval(run, "compute", h, waits=True) for h in waits]
     busy: dict[str, float] = {}
@@ -98,7 +101,7 @@ def _in_a_row(happenings: Iterable[Happening]) -> list[Happening]:
 
 
 def _part(happening: Happening, start: float, end: float) -> Happening:
-    return Happening(what=happening.what, name=happening.name, start=start, end=end)
+    return dataclasses.replace(happening, start=start, end=end)
 
 
 def _explicit_waits(run: Execution, work: Sequence[Happening]) -> list[Happening]:
@@ -121,6 +124,7 @@ def _explicit_waits(run: Execution, work: Sequence[Happening]) -> list[Happening
 
 
 def _gaps(run: Execution, work: Sequence[Happening]) -> list[Happening]:
+    """Waiting where nothing runs: up to the end of the copy that ends last there."""
     arriving = sorted(
         (h for h in run.happenings if h.what in _BESIDE and h.what != "host"),
         key=lambda h: h.end,
@@ -145,7 +149,8 @@ def _gaps(run: Execution, work: Sequence[Happening]) -> list[Happening]:
                     what="wait for devices"
                     if last.what == "collective"
                     else "wait for host",
-                    name=last.name,
+                    name=last.wait,
+                    wait=last.wait,
                     start=begin,
                     end=last.end,
                 )

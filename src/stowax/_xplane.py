@@ -159,12 +159,8 @@ def _tpu_ops(ops: Iterable[Event], roles: Roles, alone: bool) -> Iterator[Happen
         elif wait and alone:
             start = roles.starts.get(event.name, "")
             if start in started and start in roles.lanes:
-                yield Happening(
-                    what=roles.lanes[start],
-                    name=roles.shown(start),
-                    start=started.pop(start),
-                    end=event.end,
-                )
+                whole = dataclasses.replace(event, name=start, start=started.pop(start))
+                yield happening(roles.lanes[start], whole, roles)
 
 
 def _tpu_beside(events: Iterable[Event], roles: Roles) -> Iterator[Happening]:
@@ -260,11 +256,13 @@ def _gpu_event(event: Event, roles: Roles) -> Iterator[Happening]:
         yield happening("collective", event, roles)
     elif copied:
         yield happening(copied, event, roles)
+    elif lane in ("device-to-host", "host-to-device"):
+        # A kernel that works on host memory: beside the others, or in their place.
+        yield happening(lane, event, roles)
+        if wait := roles.dones.get(event.name):
+            yield happening(wait, event, roles)
     else:
-        # A kernel that works on host memory computes, and keeps the link busy.
         yield happening("compute", event, roles)
-        if lane in ("device-to-host", "host-to-device"):
-            yield happening(lane, event, roles)
 
 
 # --- CPU ------------------------------------------------------------------------------

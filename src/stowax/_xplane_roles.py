@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ._program_record import COLLECTIVES, Instruction, Program
+from ._timeline import LANES
 
 What = Literal[
     "compute",
@@ -25,10 +26,14 @@ _LOOPS = {"while", "conditional", "call"}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """One event: what the device, or the link, did from `start` to `end` (seconds)."""
+    """One event: what the device, or the link, did from `start` to `end` (seconds).
+
+    `wait` is the name of the instruction that waits for it to end.
+    """
 
     what: What
     name: str
+    wait: str
     start: float
     end: float
 
@@ -72,6 +77,7 @@ class Roles:
             self.starts[copy.done] = copy.start
         for item in self.items.values():
             self._add(item)
+        self.waiting = {start: done for done, start in self.starts.items()}
 
     def _add(self, item: Instruction) -> None:
         kind = (item.wrapped or item.opcode).removesuffix("-start")
@@ -106,17 +112,22 @@ class Roles:
         item = self.items.get(name)
         return (item.opcode if item else name.split(".")[0]) in _LOOPS
 
-    def shown(self, name: str) -> str:
-        """What a lane calls it."""
-        return self.names.get(name, name)
-
     def has_run(self, event: Event) -> bool:
         """Whether an event names our program as its own."""
         return event.stats.get("hlo_module") == self.program.name
 
 
 def happening(what: What, event: Event, roles: Roles) -> Happening:
-    """What happened in an event, as a lane calls it."""
+    """What happened in an event.
+
+    The device's own doings have the name of the instruction, copies that of the
+    operation that they serve: as in a simulation.
+    """
+    beside = what in LANES and what != "compute"
     return Happening(
-        what=what, name=roles.shown(event.name), start=event.start, end=event.end
+        what=what,
+        name=roles.names.get(event.name, event.name) if beside else event.name,
+        wait=roles.waiting.get(event.name, event.name),
+        start=event.start,
+        end=event.end,
     )

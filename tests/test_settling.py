@@ -66,7 +66,8 @@ def test_parameters_stay_where_there_is_room_for_them():
         say=lambda line: None,
         solving_seconds=60.0,  # a slow machine
     )
-    best = search.run()
+    search.plan()
+    best = search.best()
     assert best.fits(budget, 2**40)
     assert best.decisions is not None
     state, layers = survey.bodies[0], best.decisions[0]

@@ -18,7 +18,7 @@ LAYERS = (
         "_cost_record",
         "_verify_record",
     ),
-    ("_inspect_record", "_mlir"),
+    ("_inspect_record", "_memory_places", "_memory_record", "_mlir"),
     ("report",),
     # Reading the step, and evaluating it with its repeated layers as stacks.
     (
@@ -57,7 +57,9 @@ LAYERS = (
     # Each knows one thing: costs, memory, a compiled program, a machine, a decision.
     (
         "_apply",
+        "_argument_roles",
         "_asked",
+        "_buffers",
         "_candidates",
         "_compiled",
         "_cost",
@@ -65,6 +67,7 @@ LAYERS = (
         "_cost_passes",
         "_cost_rules",
         "_cost_trips",
+        "_dump",
         "_flatten",
         "_fusion",
         "_hazards",
@@ -73,6 +76,8 @@ LAYERS = (
         "_hlo_reader",
         "_liveness",
         "_machine",
+        "_memory_curve",
+        "_memory_roles",
         "_planner",
         "_predict",
         "_places",
@@ -103,6 +108,7 @@ LAYERS = (
 # These know no JAX, and import only one another: a plan made on a TPU host is read,
 # solved and reported anywhere.
 WITHOUT_JAX = {
+    "_buffers",
     "_errors",
     "_figures",
     "_flatten",
@@ -118,6 +124,10 @@ WITHOUT_JAX = {
     "_liveness",
     "_lowered",
     "_measured",
+    "_memory_curve",
+    "_memory_places",
+    "_memory_record",
+    "_memory_roles",
     "_perfetto",
     "_periods",
     "_pinned",

@@ -15,6 +15,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from . import _jax
+from ._dump import dumping, layout_in, options_of
 from ._errors import ArgumentError, CompileError, OutOfMemoryCompileError
 
 
@@ -30,12 +32,14 @@ class CompiledProgram:
     """A program compiled for a target.
 
     `executable` is jaxlib's object; `jax_compiled` the `jax.stages.Compiled`, which can
-    be called on an attached device, or `None` for compile-only GPUs.
+    be called on an attached device, or `None` for compile-only GPUs. `dumped` is the
+    serialized module with its buffer assignment, if the compiler was asked for it.
     """
 
     target_name: str
     executable: Any
     jax_compiled: Any
+    dumped: tuple[bytes, bytes] | None = None
 
     def memory_analysis(self) -> Any:
         """XLA's memory figures in bytes per device.
@@ -52,13 +56,18 @@ class CompiledProgram:
 
     def hlo_module_protos(self) -> list[bytes]:
         """Serialized `HloModuleProto`s of the optimized, scheduled modules."""
+        if self.dumped is not None:
+            return [self.dumped[0]]
         return [module.as_serialized_hlo_module_proto() for module in self._modules()]
 
     def buffer_assignment_proto(self) -> bytes | None:
         """Serialized `BufferAssignmentProto`, or `None` where there is none.
 
-        In JAX 0.10 to 0.12 the CPU compiler gives one, libtpu and the CUDA plugin none.
+        In JAX 0.10 to 0.12 the CPU compiler gives one with its memory figures; libtpu
+        and the CUDA plugin only dump it (`LoweredProgram.compile(with_layout=True)`).
         """
+        if self.dumped is not None:
+            return self.dumped[1]
         proto = getattr(
             self.memory_analysis(), "serialized_buffer_assignment_proto", None
         )
@@ -72,13 +81,15 @@ class CompiledProgram:
 class LoweredProgram:
     """A program lowered for a target: StableHLO, ready to compile.
 
-    `lowered` is the `jax.stages.Lowered`. `compile_devices` are the compile-only
-    devices to compile for where the program was traced over stand-ins, else `None`.
+    `lowered` is the `jax.stages.Lowered`, `traced` the `jax.stages.Traced` that it
+    comes from. `compile_devices` are the compile-only devices to compile for where the
+    program was traced over stand-ins, else `None`.
     """
 
     target_name: str
     lowered: Any
     compile_devices: tuple[Any, ...] | None
+    traced: Any = None
 
     def compiler_ir(self) -> Any:
         """The StableHLO module (an MLIR module object)."""
@@ -89,28 +100,40 @@ class LoweredProgram:
         return self.lowered.as_text()
 
     def compile(
-        self, compiler_options: dict[str, Any] | None = None
+        self,
+        compiler_options: dict[str, Any] | None = None,
+        *,
+        with_layout: bool = False,
     ) -> CompiledProgram:
         """Compiles for the target.
 
-        **Arguments:** `compiler_options` are XLA's, as `jax.jit` takes them.
+        **Arguments:** `compiler_options` are XLA's, as `jax.jit` takes them. With
+        `with_layout` the compiler also writes down where every array lies, which takes
+        it a little longer (`_dump`).
 
         **Raises:** `OutOfMemoryCompileError` with the compiler's figures,
         `CompileError` with its words for everything else.
         """
+        options = dict(compiler_options or {})
         try:
-            if self.compile_devices is None:
-                compiled = self.lowered.compile(compiler_options)
-                executable = compiled.runtime_executable()
-            else:
-                compiled = None
-                executable = _jax.compile_module(
-                    self.lowered, self.compile_devices, compiler_options
-                )
+            with dumping(options) if with_layout else nullcontext() as dump:
+                compiled, executable = self._compile({**options, **options_of(dump)})
+                layout = layout_in(dump)
         except jax.errors.JaxRuntimeError as error:
             raise _compile_error(self.target_name, str(error)) from error
         return CompiledProgram(
-            target_name=self.target_name, executable=executable, jax_compiled=compiled
+            target_name=self.target_name,
+            executable=executable,
+            jax_compiled=compiled,
+            dumped=layout,
+        )
+
+    def _compile(self, options: dict[str, Any]) -> tuple[Any, Any]:
+        if self.compile_devices is None:
+            compiled = self.lowered.compile(options or None)
+            return compiled, compiled.runtime_executable()
+        return None, _jax.compile_module(
+            self.lowered, self.compile_devices, options or None
         )
 
 
@@ -163,7 +186,8 @@ def lower(
     placed = bare if any_sharded(bare) else put_specs(devices, bare)
     platforms = None if compile_devices is None else ("cuda",)
     try:
-        lowered = jitted.trace(*placed).lower(lowering_platforms=platforms)
+        traced = jitted.trace(*placed)
+        lowered = traced.lower(lowering_platforms=platforms)
     except ValueError as error:
         # The function's own shardings span more than the one device that specs without
         # a sharding are put on: then those decide, as for uncommitted arrays under
@@ -171,13 +195,17 @@ def lower(
         clash = ("incompatible devices", "does not match the sharding")
         if placed is bare or not any(words in str(error) for words in clash):
             raise
-        lowered = jitted.trace(*bare).lower(lowering_platforms=platforms)
+        traced = jitted.trace(*bare)
+        lowered = traced.lower(lowering_platforms=platforms)
     used = _jax.lowered_devices(lowered)
     _check_devices("jitted", used, devices, target_name)
     if compile_devices is not None:
         compile_devices = tuple(compile_devices[devices.index(d)] for d in used)
     return LoweredProgram(
-        target_name=target_name, lowered=lowered, compile_devices=compile_devices
+        target_name=target_name,
+        lowered=lowered,
+        compile_devices=compile_devices,
+        traced=traced,
     )
 
 

@@ -128,6 +128,53 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "file_locations": (3, "*FileLocation"),
         "stack_frames": (4, "*StackFrame"),
     },
+    "Location": {
+        "instruction_name": (2, "string"),
+        "shape_index": (3, "*int64"),
+        "instruction_id": (4, "int64"),
+    },
+    "LogicalBuffer": {
+        "id": (1, "int64"),
+        "size": (2, "int64"),
+        "defined_at": (3, "Location"),
+        "color": (4, "int64"),
+    },
+    "Assigned": {
+        "logical_buffer_id": (1, "int64"),
+        "offset": (2, "int64"),
+        "size": (3, "int64"),
+    },
+    "Allocation": {
+        "index": (1, "int64"),
+        "size": (2, "int64"),
+        "is_thread_local": (3, "bool"),
+        "is_entry_computation_parameter": (5, "bool"),
+        "parameter_number": (6, "int64"),
+        "maybe_live_out": (7, "bool"),
+        "color": (8, "int64"),
+        "assigned": (9, "*Assigned"),
+        "parameter_shape_index": (10, "*int64"),
+        "is_constant": (12, "bool"),
+    },
+    "HeapEvent": {
+        "kind": (1, "int32"),
+        "buffer_id": (2, "int64"),
+        "computation_name": (3, "string"),
+        "instruction_name": (4, "string"),
+        "share_with_canonical_id": (5, "int64"),
+    },
+    "HeapTrace": {
+        "events": (1, "*HeapEvent"),
+        "whole_module_simulation": (2, "bool"),
+        "buffer_allocation_index": (3, "int64"),
+    },
+    "BufferAssignment": {
+        "logical_buffers": (1, "*LogicalBuffer"),
+        "buffer_allocations": (3, "*Allocation"),
+        "heap_simulator_traces": (4, "*HeapTrace"),
+    },
+    # What XLA dumps: both parts are kept as they are, to be read one by one.
+    "Dump": {"hlo_module": (1, "bytes"), "buffer_assignment": (3, "bytes")},
     "Module": {
         "name": (1, "string"),
         "computations": (3, "*Computation"),
@@ -138,7 +185,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
 }
 
 
-def _build_module_class() -> Any:
+def _build_classes() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(
         name="stowax/hlo.proto", package=_PACKAGE, syntax="proto3"
     )
@@ -161,13 +208,24 @@ def _build_module_class() -> Any:
     # the process, TensorFlow's real hlo.proto included.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(
-        pool.FindMessageTypeByName(f"{_PACKAGE}.Module")
-    )
+    return {
+        name: message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")
+        )
+        for name in ("Module", "BufferAssignment", "Dump")
+    }
 
 
-Module = _build_module_class()
+_CLASSES = _build_classes()
+
+Module = _CLASSES["Module"]
 """The message class; `Module.FromString(serialized)` reads an `HloModuleProto`."""
+
+BufferAssignment = _CLASSES["BufferAssignment"]
+"""Where every array lies, and when: XLA's `BufferAssignmentProto`."""
+
+Dump = _CLASSES["Dump"]
+"""XLA's `HloProto`, as it is dumped: a module and its buffer assignment, serialized."""
 
 # xla_data.proto, enum PrimitiveType: number -> (name of the dtype in NumPy or
 # ml_dtypes, bits per element). Tokens, opaque values and tuples have no bits.

@@ -8,6 +8,7 @@ module, inside the function, because it imports protobuf.
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,14 @@ _NOT_A_COPY = {
 }
 
 
+_OURS = str(pathlib.Path(__file__).parent) + "/"
+
+_INSTEAD = (
+    "Give the bytes of executable.hlo_modules()[0].as_serialized_hlo_module_proto()"
+    " of a compiled program."
+)
+
+
 @dataclasses.dataclass(slots=True)
 class _Visit:
     """One computation as it is found from the entry, possibly from several callers."""
@@ -65,7 +74,7 @@ class _Visit:
     trips: dict[int, int | None]
 
 
-class _Reader:
+class Reader:
     """The module being read, with what is looked up over and over."""
 
     def __init__(self, module: Any):
@@ -77,6 +86,27 @@ class _Reader:
         }
         self.visits: dict[int, _Visit] = {}
         self.uncounted: list[str] = []
+
+    @classmethod
+    def of(cls, serialized: bytes) -> "Reader":
+        """A reader of a serialized `HloModuleProto`.
+
+        **Raises:** `ArgumentError` if the bytes are no compiled module.
+        """
+        try:
+            module = Module.FromString(serialized)
+            problem = "" if module.computations else "no HLO module"
+        except (DecodeError, TypeError) as error:
+            problem, module = f"no HLO module ({error})", Module()
+        reader = cls(module)
+        if problem or module.entry_computation_id not in reader.functions:
+            raise ArgumentError("serialized", problem or "no HLO module", _INSTEAD)
+        return reader
+
+    @property
+    def entry(self) -> Function:
+        """The computation that a step begins with."""
+        return self.functions[self.module.entry_computation_id]
 
     def sequence(self, function: Function) -> list[Any]:
         """The instructions in schedule order (dependency order where none is kept)."""
@@ -129,17 +159,20 @@ class _Reader:
 
     @functools.cache  # noqa: B019 - the reader lives as long as one call of `read`
     def source(self, identifier: int) -> str:
-        """`file:line` of a stack frame; 0 is none."""
+        """`file:line` of a stack frame; 0 is none. Our own frames say nothing."""
         index = self.module.stack_frame_index
-        if not 0 < identifier <= len(index.stack_frames):
-            return ""
-        location = index.stack_frames[identifier - 1].file_location_id
-        if not 0 < location <= len(index.file_locations):
-            return ""
-        place = index.file_locations[location - 1]
-        if not 0 < place.file_name_id <= len(index.file_names):
-            return ""
-        return f"{index.file_names[place.file_name_id - 1]}:{place.line}"
+        while 0 < identifier <= len(index.stack_frames):
+            frame = index.stack_frames[identifier - 1]
+            if not 0 < frame.file_location_id <= len(index.file_locations):
+                return ""
+            place = index.file_locations[frame.file_location_id - 1]
+            if not 0 < place.file_name_id <= len(index.file_names):
+                return ""
+            file = index.file_names[place.file_name_id - 1]
+            if not file.startswith(_OURS):
+                return f"{file}:{place.line}"
+            identifier = frame.parent_frame_id
+        return ""
 
     def where(self, item: Any) -> str:
         """`file:line` of an instruction, in either of XLA's two ways of keeping it."""
@@ -150,18 +183,8 @@ class _Reader:
 
 def read(serialized: bytes) -> Program:
     """See `_program.read_program`."""
-    instead = (
-        "Give the bytes of executable.hlo_modules()[0].as_serialized_hlo_module_proto()"
-        " of a compiled program."
-    )
-    try:
-        module = Module.FromString(serialized)
-    except (DecodeError, TypeError) as error:
-        raise ArgumentError("serialized", f"no HLO module ({error})", instead) from None
-    reader = _Reader(module)
-    entry = reader.functions.get(module.entry_computation_id)
-    if entry is None:
-        raise ArgumentError("serialized", "no HLO module", instead)
+    reader = Reader.of(serialized)
+    module, entry = reader.module, reader.entry
     reader.visit(entry, "", 1, _nothing)
     computations: dict[str, Computation] = {}
     transfers: list[Transfer] = []
@@ -184,7 +207,7 @@ def read(serialized: bytes) -> Program:
     )
 
 
-def _instruction(reader: _Reader, visit: _Visit, item: Any) -> Instruction:
+def _instruction(reader: Reader, visit: _Visit, item: Any) -> Instruction:
     functions, function = reader.functions, visit.function
     reads, written = touched(functions, function, item)
     flops, dtype = matrix_work(functions, function, item)
@@ -213,7 +236,7 @@ def _instruction(reader: _Reader, visit: _Visit, item: Any) -> Instruction:
     )
 
 
-def _fused(reader: _Reader, item: Any) -> str:
+def _fused(reader: Reader, item: Any) -> str:
     """The collective inside a fusion: TPUs fuse slicing into reduce-scatters."""
     inner = called(reader.functions, item) if item.opcode == "fusion" else None
     for part in inner.message.instructions if inner is not None else ():
@@ -223,7 +246,7 @@ def _fused(reader: _Reader, item: Any) -> str:
 
 
 def _transfers(
-    reader: _Reader, visit: _Visit, sequence: list[Any]
+    reader: Reader, visit: _Visit, sequence: list[Any]
 ) -> Iterator[Transfer]:
     trips = _whole(visit.executions)
     for item in sequence:
@@ -267,7 +290,7 @@ def _neighbour(function: Function, start: Any, done: Any) -> str:
 
 
 def _moved(
-    reader: _Reader, function: Function, item: Any
+    reader: Reader, function: Function, item: Any
 ) -> Iterator[tuple[Direction, int]]:
     """What an instruction moves between memory spaces, by direction."""
     operands = function.operands(item)

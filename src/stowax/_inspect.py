@@ -8,17 +8,21 @@ What goes silently wrong without it: `memory_analysis()` of a program whose prod
 moved to the host's processor looks splendid.
 """
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from . import _inspect_record
+from ._argument_roles import argument_roles
 from ._compiled import CompiledProgram
 from ._errors import ArgumentError
 from ._hardware import CHIPS, chip_of_kind
 from ._hazards import find_hazards
-from ._inspect_record import Memory, MemoryUse
+from ._inspect_record import Memory, MemoryUse, Omission
 from ._machine import Target, make_target
+from ._memory_curve import read_memory
 from ._program import read_program
 from ._program_record import Program
 from ._simulate import simulate
@@ -61,6 +65,7 @@ def inspect(
         raise ArgumentError(
             "target", type(target).__name__, "Write a name such as 'v5p-8'."
         )
+    arguments: Mapping[str, str] = {}
     if isinstance(jitted_or_compiled, CompiledProgram | jax.stages.Compiled):
         if args:
             raise ArgumentError(
@@ -71,18 +76,22 @@ def inspect(
         compiled = jitted_or_compiled
     elif hasattr(jitted_or_compiled, "trace"):
         machine = machine or target_of_name(None)
-        compiled = machine.compile(jitted_or_compiled, *args)
+        lowered = machine.lower(jitted_or_compiled, *args)
+        arguments = argument_roles(lowered.traced, _planned_roles(jitted_or_compiled))
+        # The CPU's compiler tells where arrays lie with its memory figures.
+        compiled = lowered.compile(
+            getattr(jitted_or_compiled, "stowax_compiler_options", None),
+            with_layout=machine.platform != "cpu",
+        )
     else:
         raise ArgumentError(
             "jitted_or_compiled",
             type(jitted_or_compiled).__name__,
             "Write stowax.inspect(jax.jit(step), ...).",
         )
-    return inspect_program(
-        _program(compiled),
-        compiled.memory_analysis(),
-        machine or _machine_of(compiled),
-    )
+    machine = machine or _machine_of(compiled)
+    found = inspect_program(_program(compiled), compiled.memory_analysis(), machine)
+    return _with_memory(found, compiled, machine, arguments)
 
 
 def inspect_program(program: Program, memory: Any, machine: Target) -> Inspection:
@@ -130,12 +139,55 @@ def memory_of(analysis: Any) -> Memory:
     return Memory(device=use(""), host=use("host_"))
 
 
-def _program(compiled: CompiledProgram | jax.stages.Compiled) -> Program:
+def _planned_roles(jitted: Any) -> tuple[str, ...]:
+    """The roles of a planned step's arguments; nothing of any other."""
+    plan = getattr(jitted, "stowax_plan", None)
+    return tuple(argument.role for argument in plan.arguments) if plan else ()
+
+
+def _module(compiled: CompiledProgram | jax.stages.Compiled) -> bytes:
     if isinstance(compiled, CompiledProgram):
-        return read_program(compiled.hlo_module_protos()[0])
+        return compiled.hlo_module_protos()[0]
     executable: Any = compiled.runtime_executable()
-    module = executable.hlo_modules()[0]
-    return read_program(module.as_serialized_hlo_module_proto())
+    return executable.hlo_modules()[0].as_serialized_hlo_module_proto()
+
+
+def _program(compiled: CompiledProgram | jax.stages.Compiled) -> Program:
+    return read_program(_module(compiled))
+
+
+def _with_memory(
+    found: Inspection,
+    compiled: CompiledProgram | jax.stages.Compiled,
+    machine: Target,
+    arguments: Mapping[str, str],
+) -> Inspection:
+    """The inspection with what lies in memory over the step, if the compiler told."""
+    analysis = compiled.memory_analysis()
+    if isinstance(compiled, CompiledProgram):
+        assignment = compiled.buffer_assignment_proto()
+    else:
+        assignment = getattr(analysis, "serialized_buffer_assignment_proto", None)
+    if not assignment:
+        omission = Omission(
+            what="memory over the step",
+            reason=(
+                "the compiler did not write down where arrays lie. Give "
+                "stowax.inspect the jitted function and its arguments, not what is "
+                "compiled, and leave the option xla_dump_to to it."
+            ),
+        )
+        return dataclasses.replace(found, omissions=(*found.omissions, omission))
+    timeline = read_memory(
+        _module(compiled),
+        bytes(assignment),
+        _program(compiled),
+        found.timeline,
+        platform=machine.platform,
+        arguments=arguments,
+        compiler_peak_bytes=int(getattr(analysis, "peak_memory_in_bytes", 0)),
+    )
+    return dataclasses.replace(found, memory_timeline=timeline)
 
 
 def _machine_of(compiled: CompiledProgram | jax.stages.Compiled) -> Target:

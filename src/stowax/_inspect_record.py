@@ -7,6 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
+from ._memory_record import MemoryTimeline
 from ._program_record import Transfer
 from ._timeline import Timeline
 from ._units import format_bytes
@@ -60,6 +61,14 @@ class Hazard:
     seconds: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Omission:
+    """What could not be read or looked for, and why: nothing is said about it."""
+
+    what: str
+    reason: str
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Inspection:
     """What a compiled program really does on one device.
@@ -67,6 +76,10 @@ class Inspection:
     `transfers` are all copies between device and host, `hazards` what a user should
     know, worst first. `timeline` is simulated from the compiled schedule. `flops`
     counts the device's matrix products per step. `target` is the target's name.
+    `omissions` says what this inspection says nothing about: hazards that could not be
+    looked for, parts of the program that could not be read.
+    `memory_timeline` is what lies in memory over the step, `None` where the compiler
+    did not tell (then `omissions` says so).
     """
 
     target: str
@@ -76,6 +89,8 @@ class Inspection:
     hazards: tuple[Hazard, ...]
     timeline: Timeline
     flops: float
+    omissions: tuple[Omission, ...] = ()
+    memory_timeline: MemoryTimeline | None = None
 
     def __repr__(self) -> str:
         """One line: the timeline alone would fill pages of a notebook."""

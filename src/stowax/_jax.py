@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jax._src import cloud_tpu_init as _cloud_tpu_init
 from jax._src import compiler as _compiler
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import hardware_utils as _hardware_utils
 from jax._src import source_info_util as _source_info
@@ -101,6 +102,14 @@ def source_line(equation: Any) -> tuple[str, int, str] | None:
 def name_stack(equation: Any) -> str:
     """The `jax.named_scope` path of an equation, such as `block/attention`."""
     return str(equation.source_info.name_stack)
+
+
+def argument_names(jaxpr: Any) -> Sequence[str]:
+    """What a program's arguments are called, such as `state['w']` (JAX 0.10 to 0.12).
+
+    The same names as in the compiled program; empty where JAX kept none.
+    """
+    return tuple(open_jaxpr(jaxpr).debug_info.arg_names or ())
 
 
 def scan_counts(equation: Any) -> tuple[int, int]:
@@ -202,6 +211,11 @@ def quiet_native_log() -> Iterator[None]:
             if kept:
                 os.write(saved, b"".join(kept))
             os.close(saved)
+
+
+def without_compilation_cache() -> contextlib.AbstractContextManager[None]:
+    """Every compilation in this context is a real one (JAX 0.10 to 0.12)."""
+    return _config.enable_compilation_cache(False)
 
 
 def tpu_attached() -> bool:

@@ -72,6 +72,8 @@ class Plan(PlanRecord):
             compiler_options=None if self.compile_only else self.compiler_options,
             arguments=self.arguments,
         )
+        # For `stowax.inspect`, which tells what of this is in the compiled program.
+        jitted.stowax_plan = self
         return (
             attach_options(jitted, self.compiler_options)
             if self.compile_only

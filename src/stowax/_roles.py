@@ -63,13 +63,14 @@ def find_roles(jaxpr: Any, input_count: int) -> Roles:
     reached = {_DIFFERENTIATED: 0, _CONSTANT: 0}
     differentiated = False
 
-    def on_name(name: str, arguments: int) -> None:
+    def on_equation(equation: Any, arguments: int) -> None:
         nonlocal differentiated
+        name = equation.params["name"] if equation.primitive.name == "name" else ""
         differentiated |= name == _DIFFERENTIATED  # perhaps a constant, by no argument
         if name in reached:
             reached[name] |= arguments
 
-    outputs = _flow(jaxpr, [1 << i for i in range(input_count)], on_name)
+    outputs = flow_of(jaxpr, [1 << i for i in range(input_count)], on_equation)
     parameters = reached[_DIFFERENTIATED]
     updated = 0
     for arguments in outputs:
@@ -115,9 +116,11 @@ def _pair(jaxpr: Any, roles: Sequence[Role], reached: Sequence[int]) -> dict[int
     return pairs
 
 
-def _flow(
-    jaxpr: Any, inputs: Sequence[int], on_name: Callable[[str, int], None]
-) -> list[int]:
+OnEquation = Callable[[Any, int], None]
+"""What is told of every equation on the way: itself, and which arguments reach it."""
+
+
+def flow_of(jaxpr: Any, inputs: Sequence[int], on_equation: OnEquation) -> list[int]:
     """Which arguments (as bits) reach each output, given what reaches the inputs."""
     opened = _jax.open_jaxpr(jaxpr)
     env: dict[Any, int] = dict.fromkeys(opened.constvars, 0)
@@ -128,35 +131,35 @@ def _flow(
 
     for equation in opened.eqns:
         values = [read(v) for v in equation.invars]
-        out = _flow_equation(equation, values, on_name)
+        on_equation(equation, _union(values))
+        out = _flow_equation(equation, values, on_equation)
         env.update(zip(equation.outvars, out, strict=True))
     return [read(v) for v in opened.outvars]
 
 
 def _flow_equation(
-    equation: Any, values: list[int], on_name: Callable[[str, int], None]
+    equation: Any, values: list[int], on_equation: OnEquation
 ) -> list[int]:
     params, name = equation.params, equation.primitive.name
     if name == "name":
-        on_name(params["name"], values[0])
         return values
     if name == "scan":
         a, carried = _jax.scan_counts(equation)
-        return _flow_loop(params["jaxpr"], values, a, a + carried, on_name)
+        return _flow_loop(params["jaxpr"], values, a, a + carried, on_equation)
     if name == "while":
         a, b = params["cond_nconsts"], params["body_nconsts"]
         body = [*values[a : a + b], *values[a + b :]]
         condition = 0
         for v in values[:a]:
             condition |= v
-        out = _flow_loop(params["body_jaxpr"], body, b, len(body), on_name)
+        out = _flow_loop(params["body_jaxpr"], body, b, len(body), on_equation)
         return [v | condition for v in out]
     if name == "cond":
-        branches = [_flow(b, values[1:], on_name) for b in params["branches"]]
+        branches = [flow_of(b, values[1:], on_equation) for b in params["branches"]]
         return [values[0] | _union(column) for column in zip(*branches, strict=True)]
     for inner in (params.get("jaxpr"), params.get("call_jaxpr")):
         if inner is not None and len(_jax.open_jaxpr(inner).invars) == len(values):
-            return _flow(inner, values, on_name)
+            return flow_of(inner, values, on_equation)
     return [_union(values)] * len(equation.outvars)
 
 
@@ -172,11 +175,11 @@ def _flow_loop(
     values: list[int],
     start: int,
     stop: int,
-    on_name: Callable[[str, int], None],
+    on_equation: OnEquation,
 ) -> list[int]:
     """A loop whose carry is `values[start:stop]`, until nothing more flows."""
     while True:
-        out = _flow(body, values, on_name)
+        out = flow_of(body, values, on_equation)
         carried = [
             v | o for v, o in zip(values[start:stop], out[: stop - start], strict=True)
         ]

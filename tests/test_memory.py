@@ -1,0 +1,237 @@
+"""What lies in memory over a step: against XLA's own peak, and by role.
+
+The programs are compiled for chips that are not there. Expected bytes are derived from
+the sizes below: `LAYERS` layers of a product and a tanh on `ROWS` rows of `WIDTH`.
+"""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import stowax
+from stowax._memory_record import MEMORY_ROLES
+
+LAYERS, ROWS, WIDTH = 8, 4096, 512
+STACK = LAYERS * ROWS * WIDTH * 4
+WEIGHTS = LAYERS * WIDTH * WIDTH * 4
+
+
+def updated(state, gradients):
+    """Two moments and a step, element by element."""
+    first = 0.9 * state["first"] + 0.1 * gradients
+    second = 0.99 * state["second"] + 0.01 * gradients**2
+    weights = state["weights"] - 1e-3 * first / (jnp.sqrt(second) + 1e-8)
+    return {"weights": weights, "first": first, "second": second}
+
+
+def layer(x, w):
+    return jnp.tanh(x @ w), None
+
+
+def loss(weights, x, body=layer):
+    return jnp.mean(jax.lax.scan(body, x, weights)[0] ** 2)
+
+
+def unrolled_loss(weights, x):
+    for i in range(LAYERS):
+        x = layer(x, weights[i])[0]
+    return jnp.mean(x**2)
+
+
+def checkpointed_loss(weights, x):
+    return loss(weights, x, jax.checkpoint(layer))
+
+
+def train(loss_fn):
+    def step(state, batch):
+        value, gradients = jax.value_and_grad(loss_fn)(state["weights"], batch["x"])
+        return updated(state, gradients), value
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def state_and_batch():
+    weights = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32)
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    return dict.fromkeys(("weights", "first", "second"), weights), {"x": x}
+
+
+def gradients_only(loss_fn):
+    return jax.jit(jax.value_and_grad(loss_fn))
+
+
+def inference(weights, x):
+    return jax.jit(loss)(weights, x)
+
+
+STEPS = {
+    "train": lambda: (train(loss), state_and_batch()),
+    "train, checkpointed": lambda: (train(checkpointed_loss), state_and_batch()),
+    "gradients, unrolled": lambda: (
+        gradients_only(unrolled_loss),
+        (state_and_batch()[0]["weights"], state_and_batch()[1]["x"]),
+    ),
+    "inference": lambda: (
+        jax.jit(inference),
+        (state_and_batch()[0]["weights"], state_and_batch()[1]["x"]),
+    ),
+    "planned": lambda: (train_planned(), state_and_batch()),
+}
+
+
+@functools.cache
+def inspected(name, target):
+    step, args = STEPS[name]()
+    if name == "planned":
+        plan = planned(target)
+        step, args = plan.apply(step), plan.specs(*args)
+    return stowax.inspect(step, *args, target=target)
+
+
+def train_planned():
+    marked = stowax.stow(loss)
+
+    def step(state, batch):
+        value, gradients = jax.value_and_grad(marked)(state["weights"], batch["x"])
+        return updated(state, gradients), value
+
+    return step
+
+
+@functools.cache
+def planned(target):
+    return stowax.plan(
+        train_planned(),
+        *state_and_batch(),
+        pin={"*tanh*": "offload"},
+        target=target,
+        progress=False,
+    )
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("target", ["v5p-8", "v5e-4", "h200", "a100-80"])
+@pytest.mark.parametrize("name", STEPS)
+def test_the_peak_is_the_compilers_own(name, target):
+    found = inspected(name, target)
+    memory = found.memory_timeline
+    assert memory.compiler_peak_bytes > 0
+    assert memory.peak_bytes == memory.compiler_peak_bytes
+    curve = memory.device
+    assert sum(curve.by_role().values()) == curve.peak_bytes
+    assert curve.peak_bytes == max(m.total for m in curve.moments)
+
+
+def stacks(curve, role):
+    return [b for b in curve.blocks if b.role == role and b.filled_in]
+
+
+@pytest.mark.parametrize("target", ["v5p-8", "h200"])
+def test_arguments_and_kept_activations_have_their_roles(target):
+    curve = inspected("train", target).memory_timeline.device
+    roles = curve.by_role()
+    assert roles["parameter"] == pytest.approx(WEIGHTS, rel=0.01)
+    assert roles["optimizer state"] == pytest.approx(2 * WEIGHTS, rel=0.01)
+    assert roles["batch"] == pytest.approx(ROWS * WIDTH * 4, rel=0.01)
+    assert roles["kept activation"] >= STACK / 2  # bfloat16 inputs of products on a TPU
+    (stack, *_) = stacks(curve, "kept activation")
+    assert stack.source.startswith(__file__)
+    assert stack.shape.split("[")[1].startswith(f"{LAYERS},")
+    names = {b.framework_name for b in curve.blocks if b.role == "parameter"}
+    assert names == {"state['weights']"}
+
+
+@pytest.mark.parametrize("target", ["v5p-8", "h200"])
+def test_a_stack_fills_in_the_forward_loop_and_empties_in_the_backward(target):
+    memory = inspected("train", target).memory_timeline
+    stack = stacks(memory.device, "kept activation")[0]
+    forward, backward = (
+        [m for m in memory.device.moments if m.loop == body]
+        for body in (stack.filled_in, stack.emptied_in)
+    )
+    trips = {loop.body: loop.trips for loop in memory.loops}
+    assert trips[stack.filled_in] == trips[stack.emptied_in] == LAYERS
+    assert {m.trip for m in forward} == set(range(LAYERS))
+    # A layer's slot at a time, one way in the forward loop, the other in the backward.
+    slot = stack.bytes / LAYERS
+    held = {m.trip: m.empty for m in forward}
+    assert held[0] - held[LAYERS - 1] >= (LAYERS - 1) * slot * 0.99
+    left = {m.trip: m.empty for m in backward}
+    assert left[LAYERS - 1] - left[0] >= (LAYERS - 1) * slot * 0.99
+    times = [m.seconds for m in memory.device.moments]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("target", ["v5p-8", "h200"])
+def test_what_a_checkpoint_computes_again_is_told_apart(target):
+    plain = inspected("train", target).memory_timeline.device
+    again = inspected("train, checkpointed", target).memory_timeline.device
+    assert any(b.role == "recomputed" for b in again.blocks)
+    assert not any(b.role == "recomputed" for b in plain.blocks)
+
+
+@pytest.mark.parametrize("target", ["v5p-8", "h200"])
+def test_an_offloaded_stack_lies_in_host_memory(target):
+    found = inspected("planned", target)
+    host = found.memory_timeline.host
+    assert host.peak_bytes == pytest.approx(found.memory.host.total, rel=1e-3)
+    offloaded = [b for b in host.blocks if b.role == "offloaded"]
+    assert sum(b.bytes for b in offloaded) >= STACK
+    device = found.memory_timeline.device
+    assert any(b.role == "offload in flight" for b in device.blocks)
+    roles = {b.role for b in device.blocks}
+    assert {"parameter", "optimizer state", "batch"} <= roles
+
+
+def test_padding_is_what_the_tiles_of_a_tpu_add():
+    x = jax.ShapeDtypeStruct((8 * 1024, 8, 3), jnp.float32)
+    found = stowax.inspect(
+        jax.jit(lambda x: jnp.cumsum(jnp.sin(x), 0)), x, target="v5e-4"
+    )
+    block = next(b for b in found.memory_timeline.device.blocks if b.role != "output")
+    assert block.array_bytes == 8 * 1024 * 8 * 3 * 4
+    assert block.padding == block.bytes - block.array_bytes
+
+
+def test_what_is_compiled_already_does_not_tell_and_that_is_said():
+    target = stowax.target("v5e-4")
+    compiled = target.compile(*_flat(STEPS["inference"]()))
+    found = stowax.inspect(compiled)
+    assert found.memory_timeline is None
+    (omission,) = [o for o in found.omissions if o.what == "memory over the step"]
+    assert "Give stowax.inspect the jitted function" in omission.reason
+
+
+def _flat(made):
+    step, args = made
+    return (step, *args)
+
+
+def test_a_cpu_tells_without_being_asked():
+    found = stowax.inspect(*_flat(STEPS["train"]()), target="cpu")
+    curve = found.memory_timeline.device
+    assert curve.by_role()["parameter"] >= WEIGHTS
+    assert curve.peak_bytes >= 3 * WEIGHTS
+
+
+def test_the_cache_of_compiled_programs_does_not_hide_the_layout(tmp_path):
+    step, args = STEPS["inference"]()
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    try:
+        for _ in range(2):
+            jax.clear_caches()
+            found = stowax.inspect(step, *args, target="v5e-4")
+            assert found.memory_timeline is not None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+
+
+def test_the_record_is_json():
+    found = inspected("train", "h200")
+    record = json.loads(found.to_json())
+    device = record["memory_timeline"]["device"]
+    assert len(device["moments"][0]["bytes"]) == len(MEMORY_ROLES)
+    assert device["peak_bytes"] == found.memory_timeline.device.peak_bytes

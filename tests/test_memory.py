@@ -235,3 +235,41 @@ def test_the_record_is_json():
     device = record["memory_timeline"]["device"]
     assert len(device["moments"][0]["bytes"]) == len(MEMORY_ROLES)
     assert device["peak_bytes"] == found.memory_timeline.device.peak_bytes
+
+
+@pytest.mark.parametrize("target", ["v5p-8", "h200"])
+def test_the_ledger_says_whom_a_copy_serves_and_what_it_costs(target):
+    found, link = inspected("planned", target), stowax.target(target).link
+    (check,) = found.copies
+    assert (check.out_bytes, check.in_bytes) == (STACK, STACK)
+    assert check.planned_bytes == STACK
+    assert check.as_planned
+    assert {t.serves for t in found.transfers} == {check.name}
+    for transfer in found.transfers:
+        out = transfer.direction == "device-to-host"
+        rate = link.device_to_host if out else link.host_to_device
+        assert transfer.seconds == pytest.approx(STACK / rate)
+        assert 0 <= transfer.exposed_seconds <= transfer.seconds * 1.01
+    waited = sum(t.exposed_seconds for t in found.transfers)
+    assert waited == pytest.approx(found.timeline.exposed_seconds)
+    assert "1 of 1 offloaded value copied out and back" in str(found)
+
+
+def test_state_that_streams_moves_once_each_way_but_for_a_block():
+    plan = stowax.plan(
+        train_planned(),
+        *state_and_batch(),
+        pin={"optimizer state": "offload"},
+        target="h200",
+        progress=False,
+    )
+    step, specs = plan.apply(train_planned()), plan.specs(*state_and_batch())
+    found = stowax.inspect(step, *specs, target="h200")
+    assert [c.name for c in found.copies] == ["args[0]['first']", "args[0]['second']"]
+    for check in found.copies:
+        assert check.planned_bytes == WEIGHTS
+        assert check.as_planned
+
+
+def test_a_step_without_a_plan_has_no_planned_copies():
+    assert inspected("train", "h200").copies == ()

@@ -21,6 +21,7 @@ from ._errors import ArgumentError
 from ._hardware import CHIPS, chip_of_kind
 from ._hazards import find_hazards
 from ._inspect_record import Memory, MemoryUse, Omission
+from ._ledger import copies_of, priced, serving
 from ._machine import Target, make_target
 from ._memory_curve import read_memory
 from ._program import read_program
@@ -91,6 +92,12 @@ def inspect(
         )
     machine = machine or _machine_of(compiled)
     found = inspect_program(_program(compiled), compiled.memory_analysis(), machine)
+    plan = getattr(jitted_or_compiled, "stowax_plan", None)
+    if plan is not None:
+        transfers = serving(found.transfers, plan)
+        found = dataclasses.replace(
+            found, transfers=transfers, copies=copies_of(transfers, plan)
+        )
     return _with_memory(found, compiled, machine, arguments)
 
 
@@ -104,7 +111,7 @@ def inspect_program(program: Program, memory: Any, machine: Target) -> Inspectio
         target=machine.name,
         program=program.name,
         memory=memory_of(memory),
-        transfers=program.transfers,
+        transfers=priced(program.transfers, timeline, machine.link),
         hazards=find_hazards(program, timeline, machine.link),
         timeline=timeline,
         flops=sum(

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from ._memory_record import MemoryTimeline
-from ._program_record import Transfer
+from ._program_record import CopyCheck, Transfer
 from ._timeline import Timeline
 from ._units import format_bytes
 
@@ -80,6 +80,8 @@ class Inspection:
     looked for, parts of the program that could not be read.
     `memory_timeline` is what lies in memory over the step, `None` where the compiler
     did not tell (then `omissions` says so).
+    `copies` sets what a plan offloads beside what the program moves of it: of a planned
+    step only.
     """
 
     target: str
@@ -91,6 +93,7 @@ class Inspection:
     flops: float
     omissions: tuple[Omission, ...] = ()
     memory_timeline: MemoryTimeline | None = None
+    copies: tuple[CopyCheck, ...] = ()
 
     def __repr__(self) -> str:
         """One line: the timeline alone would fill pages of a notebook."""

@@ -86,6 +86,9 @@ class Transfer:
     `start` and `done` are instruction names, the same one for a synchronous copy.
     `device-to-host` and `host-to-device` cross the link. A fusion that reads or writes
     host memory directly is a synchronous transfer too.
+
+    An inspection adds `seconds` on the link and `exposed_seconds` of waiting, all trips
+    together, and the name of the plan's candidate that the copy serves.
     """
 
     direction: Direction
@@ -97,11 +100,34 @@ class Transfer:
     computation: str
     op_name: str
     source: str
+    seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    serves: str = ""
 
     @property
     def total_bytes(self) -> int:
         """Bytes per step."""
         return round(self.bytes * self.trips)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CopyCheck:
+    """One value that a plan offloads: its bytes, and what of it the program moves.
+
+    Bytes are per step and device, all layers together. State that streams in blocks
+    moves a block or two more: the loop that keeps copies in flight runs once more.
+    """
+
+    name: str
+    planned_bytes: int
+    out_bytes: int
+    in_bytes: int
+
+    @property
+    def as_planned(self) -> bool:
+        """Whether all of it leaves and comes back, and not twice."""
+        least, most = self.planned_bytes, 1.5 * self.planned_bytes
+        return all(least <= moved < most for moved in (self.out_bytes, self.in_bytes))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from ._layout import (
     table,
     text_width,
 )
+from ._memory_text import memory_text
 
 _MOST_TRANSFERS = 5  # groups per direction
 _MOST_HAZARDS = 4  # of one kind
@@ -50,7 +51,13 @@ def inspection_text(inspection: Inspection, width: int | None = None) -> str:
     parts = [
         [*_headline(inspection, columns), "", *_memory(inspection, columns)],
         facts(_time(inspection.timeline, inspection.flops), columns),
-        _transfers(inspection.transfers, columns),
+        memory_text(inspection.memory_timeline, columns)
+        if inspection.memory_timeline
+        else [],
+        [
+            *_transfers(inspection.transfers, columns),
+            *facts(_agreement(inspection), columns),
+        ],
         _hazards(inspection.hazards, columns),
         _small_print(inspection.timeline, columns),
     ]
@@ -124,6 +131,26 @@ def _transfers(transfers: Sequence[Transfer], width: int) -> list[str]:
     return lines_of(table(headers, rows, sides), width)
 
 
+def _agreement(inspection: Inspection) -> Iterable[tuple[str, str]]:
+    """Whether a plan's copies are in the program, and which copies serve no plan."""
+    checks = inspection.copies
+    if not checks:
+        return
+    whole = sum(check.as_planned for check in checks)
+    number = count_of(len(checks), "offloaded value")
+    yield "as planned", f"{whole} of {number} copied out and back"
+    for check in checks:
+        if not check.as_planned:
+            moved = f"{format_bytes(check.out_bytes)} out, "
+            moved += f"{format_bytes(check.in_bytes)} in"
+            wanted = format_bytes(check.planned_bytes)
+            yield "not so", f"{check.name}: {moved}, {wanted} planned each way"
+    others = [t for t in inspection.transfers if not t.serves]
+    if others:
+        much = format_bytes(sum(t.total_bytes for t in others))
+        yield "not planned", f"{count_of(len(others), 'copy')}, {much} a step"
+
+
 def _direction_rows(
     title: str, transfers: Sequence[Transfer], width: int
 ) -> Iterable[tuple[str, ...]]:
@@ -154,6 +181,8 @@ def _bytes(transfers: Iterable[Transfer]) -> int:
 
 
 def _what(transfer: Transfer) -> str:
+    if transfer.serves:
+        return transfer.serves
     named = transfer.op_name.rpartition("/")[2] or transfer.start
     source = short_source(transfer.source)
     return f"{source} ({named})" if source else named

@@ -1,0 +1,158 @@
+"""Memory over a step, for a terminal: a curve in characters, and what peaks."""
+
+from collections.abc import Iterator, Sequence
+
+from .._memory_record import (
+    MEMORY_ROLES,
+    Block,
+    Loop,
+    MemoryCurve,
+    MemoryTimeline,
+    Moment,
+)
+from .._units import format_bytes, format_seconds
+from ._layout import cut, facts, lines_of, short_source, table
+
+_HEIGHT = 9
+_MARGIN = 11  # what stands left of the curve
+_MOST_BLOCKS = 10
+
+# What is drawn in one character, from the bottom up. Shades differ without colours.
+_BANDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("█", "state and batch", MEMORY_ROLES[: MEMORY_ROLES.index("output") + 1]),
+    ("▓", "kept activations", ("kept activation",)),
+    ("▞", "offloads in flight", ("offloaded", "offload in flight")),
+    ("▒", "gradients, recomputed values", ("gradient", "recomputed")),
+    ("░", "workspace", ("workspace",)),
+)
+_EMPTY = "·"
+
+
+def memory_text(memory: MemoryTimeline, width: int) -> list[str]:
+    """The device's curve over the step, its peak by role, and the largest places."""
+    curve = memory.device
+    if not curve.moments or not curve.peak_bytes:
+        return []
+    return [
+        f"Device memory over the step, peak {format_bytes(curve.peak_bytes)} at "
+        f"{format_seconds(curve.peak_seconds)}",
+        *_drawn(curve, memory.loops, width),
+        "",
+        *facts(_roles(curve), width),
+        "",
+        *_largest(curve, width),
+    ]
+
+
+def _drawn(curve: MemoryCurve, loops: Sequence[Loop], width: int) -> Iterator[str]:
+    columns = max(20, width - _MARGIN - 1)
+    chosen = list(_columns(curve.moments, columns))
+    top = curve.peak_bytes
+    for row in range(_HEIGHT, 0, -1):
+        label = format_bytes(top) if row == _HEIGHT else ""
+        cells = "".join(_cell(moment, row, top) for moment in chosen)
+        yield f"{label:>{_MARGIN - 2}} ┤{cells}".rstrip()
+    end = format_seconds(curve.moments[-1].seconds)
+    yield f"{'0':>{_MARGIN - 2}} └{'─' * (columns - len(end) - 1)} {end}"
+    named = {loop.body: loop for loop in loops}
+    if marks := _marks(chosen, named):
+        yield f"{'':{_MARGIN}}{marks}".rstrip()
+    used = [band for band in _BANDS if any(_band(m, band) for m in chosen)]
+    legend = [f"{sign} {title}" for sign, title, _ in used]
+    if any(m.empty for m in chosen):
+        legend.append(f"{_EMPTY} reserved, nothing in it")
+    for line in lines_of("   ".join(legend), width - _MARGIN):
+        yield f"{'':{_MARGIN}}{line}"
+
+
+def _columns(moments: Sequence[Moment], columns: int) -> Iterator[Moment]:
+    """The highest moment of each column's part of the step."""
+    end = moments[-1].seconds or 1.0
+    k = 0
+    last = moments[0]
+    for column in range(columns):
+        until = end * (column + 1) / columns
+        best = None
+        while k < len(moments) and (
+            moments[k].seconds <= until or column == columns - 1
+        ):
+            if best is None or moments[k].total > best.total:
+                best = moments[k]
+            last = moments[k]
+            k += 1
+        yield best or last
+
+
+def _band(moment: Moment, band: tuple[str, str, tuple[str, ...]]) -> int:
+    return sum(moment.bytes[MEMORY_ROLES.index(role)] for role in band[2])
+
+
+def _cell(moment: Moment, row: int, top: int) -> str:
+    """What a column shows at a height; half of a cell at least has to be full."""
+    height = top * (row - 0.5) / _HEIGHT
+    reached = 0
+    for band in _BANDS:
+        much = _band(moment, band)
+        empty = moment.empty if band[0] == "▓" else 0
+        if height <= reached + much - empty:
+            return band[0]
+        reached += much
+        if height <= reached:
+            return _EMPTY
+    return " "
+
+
+def _marks(moments: Sequence[Moment], loops: dict[str, Loop]) -> str:
+    """Where loops run, below the axis: `├ 40 × ┤`."""
+    line, start = "", 0
+    while start < len(moments):
+        end = start
+        while end < len(moments) and moments[end].loop == moments[start].loop:
+            end += 1
+        loop, room = loops.get(moments[start].loop), end - start
+        text = f" {loop.trips} × " if loop else ""
+        if loop and room >= len(text) + 2:
+            line += f"├{text.center(room - 2, '─')}┤"
+        else:
+            line += ("─" if loop else " ") * room
+        start = end
+    return line.rstrip()
+
+
+def _roles(curve: MemoryCurve) -> Iterator[tuple[str, str]]:
+    found = sorted(curve.by_role().items(), key=lambda item: -item[1])
+    parts = [
+        f"{role} {format_bytes(much)}"
+        for role, much in found
+        if much >= curve.peak_bytes / 1000
+    ]
+    yield "at the peak", ", ".join(parts)
+
+
+def _largest(curve: MemoryCurve, width: int) -> list[str]:
+    blocks = curve.top(_MOST_BLOCKS)
+    rows = [
+        (
+            format_bytes(block.bytes),
+            format_bytes(block.padding) if block.padding else "–",
+            block.role,
+            cut(_what(block), max(16, width - 46)),
+        )
+        for block in blocks
+    ]
+    return lines_of(
+        table(
+            ("largest", "padding", "role", "what"),
+            rows,
+            ("right", "right", "left", "left"),
+        ),
+        width,
+    )
+
+
+def _what(block: Block) -> str:
+    # An argument's name is a path; of an operation the last part says what it is.
+    named = block.framework_name
+    name = named.rpartition("/")[2] if ")/" in named else named
+    parts = (short_source(block.source), name or block.name, block.shape)
+    return "  ".join(part for part in parts if part)

@@ -31,8 +31,10 @@ _SCALARS = {
 # message -> field -> (number, type); a leading "*" is `repeated`. `PrimitiveType` is an
 # enum in XLA: on the wire an enum and an int32 are the same varint.
 _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
+    "Tile": {"dimensions": (1, "*int64")},
     "Layout": {
         "minor_to_major": (1, "*int64"),
+        "tiles": (6, "*Tile"),
         "element_size_in_bits": (7, "int64"),
         "memory_space": (8, "int64"),
     },
@@ -175,11 +177,18 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     },
     # What XLA dumps: both parts are kept as they are, to be read one by one.
     "Dump": {"hlo_module": (1, "bytes"), "buffer_assignment": (3, "bytes")},
+    "Alias": {
+        "output_index": (1, "*int64"),
+        "parameter_number": (2, "int64"),
+        "parameter_index": (3, "*int64"),
+    },
+    "Aliases": {"entries": (1, "*Alias")},
     "Module": {
         "name": (1, "string"),
         "computations": (3, "*Computation"),
         "entry_computation_id": (6, "int64"),
         "schedule": (7, "Schedule"),
+        "input_output_alias": (8, "Aliases"),
         "stack_frame_index": (17, "StackFrameIndex"),
     },
 }

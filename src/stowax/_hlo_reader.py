@@ -25,36 +25,17 @@ from ._hlo_costs import (
     shape_bytes,
     touched,
 )
+from ._hlo_known import unknown_parts
 from ._hlo_loops import Element, body_and_condition, initial, invariant, trip_count
 from ._hlo_proto import Module
+from ._hlo_transfers import transfers_in
 from ._program_record import (
     COLLECTIVES,
-    HOST_SPACE,
     Computation,
-    Direction,
     Instruction,
     Program,
     Transfer,
 )
-
-# Opcodes that name data and do not move it; a custom call to the host is not a copy.
-_NOT_A_COPY = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "while",
-    "conditional",
-    "call",
-    "opt-barrier",
-    "custom-call",
-    "copy-done",
-    "async-start",
-    "async-update",
-    "async-done",
-}
-
 
 _OURS = str(pathlib.Path(__file__).parent) + "/"
 
@@ -197,14 +178,34 @@ def read(serialized: bytes) -> Program:
             executions=_whole(visit.executions),
         )
         if not visit.thread:
-            transfers.extend(_transfers(reader, visit, sequence))
+            transfers.extend(
+                transfers_in(
+                    reader.functions,
+                    visit.function,
+                    sequence,
+                    _whole(visit.executions),
+                    reader.where,
+                )
+            )
     return Program(
         name=module.name,
         entry=entry.message.name,
         computations=computations,
         transfers=tuple(transfers),
         uncounted_loops=tuple(reader.uncounted),
+        aliased=frozenset(_aliased(module)),
+        scheduled=entry.message.id in reader.sequences,
+        unread=unknown_parts(visit.function for visit in reader.visits.values()),
     )
+
+
+def _aliased(module: Any) -> Iterator[int]:
+    """Numbers of the arguments that outputs take the place of.
+
+    Where there are very many, the compiler passes them as one tuple.
+    """
+    for alias in module.input_output_alias.entries:
+        yield next(iter(alias.parameter_index), alias.parameter_number)
 
 
 def _instruction(reader: Reader, visit: _Visit, item: Any) -> Instruction:
@@ -233,6 +234,7 @@ def _instruction(reader: Reader, visit: _Visit, item: Any) -> Instruction:
         bytes_accessed=sum(reads) + written,
         execution_thread=visit.thread or _compute_type(item),
         trips=visit.trips.get(item.id),
+        tuple_index=item.tuple_index if item.opcode == "get-tuple-element" else None,
     )
 
 
@@ -243,100 +245,6 @@ def _fused(reader: Reader, item: Any) -> str:
         if part.opcode.removesuffix("-start") in COLLECTIVES:
             return part.opcode
     return ""
-
-
-def _transfers(
-    reader: Reader, visit: _Visit, sequence: list[Any]
-) -> Iterator[Transfer]:
-    trips = _whole(visit.executions)
-    for item in sequence:
-        moved = list(_moved(reader, visit.function, item))
-        asynchronous = item.opcode in ("copy-start", "async-start")
-        done = item
-        while asynchronous:
-            following = [
-                user
-                for user, _ in visit.function.users.get(done.id, ())
-                if user.opcode in ("copy-done", "async-update", "async-done")
-            ]
-            if not following:
-                break
-            done = following[0]
-        named = item if item.metadata.op_name else done
-        for direction, size in moved:
-            yield Transfer(
-                direction=direction,
-                bytes=size,
-                trips=trips,
-                asynchronous=asynchronous,
-                start=item.name,
-                done=done.name,
-                computation=visit.function.message.name,
-                op_name=named.metadata.op_name
-                or _neighbour(visit.function, item, done),
-                source=reader.where(named),
-            )
-
-
-def _neighbour(function: Function, start: Any, done: Any) -> str:
-    """A name for a copy that XLA gave none: of what it copies, or of who reads it."""
-    for operand in function.operands(start):
-        if operand.metadata.op_name:
-            return operand.metadata.op_name
-    for user, _ in function.users.get(done.id, ()):
-        if user.metadata.op_name:
-            return user.metadata.op_name
-    return ""
-
-
-def _moved(
-    reader: Reader, function: Function, item: Any
-) -> Iterator[tuple[Direction, int]]:
-    """What an instruction moves between memory spaces, by direction."""
-    operands = function.operands(item)
-    if item.opcode == "copy-start":
-        target, source = (_on_host(part) for part in list(item.shape.tuple_shapes)[:2])
-        size = shape_bytes(item.shape.tuple_shapes[0])
-        if target or source:
-            yield _direction(source, target), size
-        return
-    if item.opcode == "async-start":
-        inner = called(reader.functions, item)
-        if inner is None or inner.root.opcode == "custom-call":
-            return
-        if item.async_execution_thread not in ("", "main"):
-            return
-        result_shape = inner.root.shape
-    elif item.opcode in _NOT_A_COPY:
-        return
-    else:
-        result_shape = item.shape
-    reads, written = touched(reader.functions, function, item)
-    sources = [
-        (_on_host(operand.shape), size)
-        for operand, size in zip(operands, reads, strict=True)
-        # Loop counters and slice starts are numbers, not cargo.
-        if operand.shape.dimensions and size
-    ]
-    to_host = any(_on_host(leaf) for leaf in leaves(result_shape))
-    read_from_host = sum(size for on_host, size in sources if on_host)
-    all_from_host = bool(sources) and all(on_host for on_host, _ in sources)
-    if to_host and all_from_host:
-        yield "host-to-host", written
-    elif to_host:
-        yield "device-to-host", written
-    if read_from_host and not to_host:
-        yield "host-to-device", read_from_host
-
-
-def _direction(from_host: bool, to_host: bool) -> Direction:
-    if from_host and to_host:
-        return "host-to-host"
-    return "device-to-host" if to_host else "host-to-device"
-
-
-def _on_host(shape: Any) -> bool:
-    return shape.layout.memory_space == HOST_SPACE
 
 
 def _spaces(item: Any) -> tuple[int, ...]:

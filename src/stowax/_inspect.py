@@ -19,8 +19,10 @@ from ._argument_roles import argument_roles
 from ._compiled import CompiledProgram
 from ._errors import ArgumentError
 from ._hardware import CHIPS, chip_of_kind
-from ._hazards import find_hazards
+from ._hazards import Machine, find_hazards, make_context
 from ._inspect_record import Memory, MemoryUse, Omission
+from ._intent import intent_of_compiled, intent_of_lowered
+from ._intent_record import Intent
 from ._ledger import copies_of, priced, serving
 from ._machine import Target, make_target
 from ._memory_curve import read_memory
@@ -75,10 +77,15 @@ def inspect(
                 "Leave them out: what is compiled has its arguments.",
             )
         compiled = jitted_or_compiled
+        machine = _same_machine(machine, _machine_of(compiled, machine))
+        intent = intent_of_compiled(
+            compiled.jax_compiled if isinstance(compiled, CompiledProgram) else compiled
+        )
     elif hasattr(jitted_or_compiled, "trace"):
         machine = machine or target_of_name(None)
         lowered = machine.lower(jitted_or_compiled, *args)
         arguments = argument_roles(lowered.traced, _planned_roles(jitted_or_compiled))
+        intent = intent_of_lowered(jitted_or_compiled, lowered, machine.chip)
         # The CPU's compiler tells where arrays lie with its memory figures.
         compiled = lowered.compile(
             getattr(jitted_or_compiled, "stowax_compiler_options", None),
@@ -90,8 +97,9 @@ def inspect(
             type(jitted_or_compiled).__name__,
             "Write stowax.inspect(jax.jit(step), ...).",
         )
-    machine = machine or _machine_of(compiled)
-    found = inspect_program(_program(compiled), compiled.memory_analysis(), machine)
+    found = inspect_program(
+        _program(compiled), compiled.memory_analysis(), machine, intent
+    )
     plan = getattr(jitted_or_compiled, "stowax_plan", None)
     if plan is not None:
         transfers = serving(found.transfers, plan)
@@ -101,18 +109,42 @@ def inspect(
     return _with_memory(found, compiled, machine, arguments)
 
 
-def inspect_program(program: Program, memory: Any, machine: Target) -> Inspection:
+def inspect_program(
+    program: Program, memory: Any, machine: Target, intent: Intent | None = None
+) -> Inspection:
     """The inspection of a program that is read already.
 
-    **Arguments:** `memory` is what `memory_analysis()` of the executable returned.
+    **Arguments:** `memory` is what `memory_analysis()` of the executable returned,
+    `intent` what is known of what the step asked for.
+
+    **Raises:** `ArgumentError` for a program that is not scheduled.
     """
+    if not program.scheduled:
+        raise ArgumentError(
+            "jitted_or_compiled",
+            f"{program.name}, a program without a schedule",
+            "Compile it for the target: stowax.inspect(jax.jit(step), *args, "
+            "target='v5p-8').",
+        )
     timeline = simulate(program, machine.chip, machine.link)
+    used = memory_of(memory)
+    place = Machine(
+        platform=machine.platform,
+        device_bytes=machine.device_bytes,
+        host_bytes=machine.host_bytes,
+        pinned_bytes=machine.pinned_bytes,
+        attached=not machine.compile_only,
+    )
+    hazards, not_looked_for = find_hazards(
+        make_context(program, timeline, machine.link, used, place, intent or Intent())
+    )
+    unread = (Omission(what="the program", reason=line) for line in program.unread)
     return Inspection(
         target=machine.name,
         program=program.name,
-        memory=memory_of(memory),
+        memory=used,
         transfers=priced(program.transfers, timeline, machine.link),
-        hazards=find_hazards(program, timeline, machine.link),
+        hazards=hazards,
         timeline=timeline,
         flops=sum(
             item.flops * computation.executions
@@ -120,6 +152,7 @@ def inspect_program(program: Program, memory: Any, machine: Target) -> Inspectio
             for item in computation.instructions
             if not item.execution_thread
         ),
+        omissions=(*unread, *not_looked_for),
     )
 
 
@@ -197,20 +230,43 @@ def _with_memory(
     return dataclasses.replace(found, memory_timeline=timeline)
 
 
-def _machine_of(compiled: CompiledProgram | jax.stages.Compiled) -> Target:
-    """The machine that something was compiled for, found from its devices."""
+def _machine_of(
+    compiled: CompiledProgram | jax.stages.Compiled, asked: Target | None
+) -> Target | None:
+    """The machine that something was compiled for, found from its devices.
+
+    `None` where only `asked` can say whose figures to take.
+    """
     if isinstance(compiled, CompiledProgram):
         return target_of_name(compiled.target_name)
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     devices = tuple(device for s in shardings for device in s.device_set)
     if not devices:
-        return target_of_name(None)
+        return None if asked is not None else target_of_name(None)
     kind = devices[0].device_kind
     chip = chip_of_kind(kind) or (CHIPS["cpu"] if kind == "cpu" else None)
     if chip is None:
+        if asked is not None:
+            return None
         raise ArgumentError(
             "target",
             f"None, and {kind} is not in the hardware table",
             "Write the name of the target whose figures to take.",
         )
     return make_target(kind, chip, devices, attached=chip.platform == "cpu")
+
+
+def _same_machine(asked: Target | None, found: Target | None) -> Target:
+    """The machine that was asked for, if the program was compiled for its chip."""
+    if asked is None or found is None:
+        machine = asked or found
+        assert machine is not None
+        return machine
+    if asked.chip.key != found.chip.key:
+        raise ArgumentError(
+            "target",
+            f"{asked.name}, and the program was compiled for {found.name}",
+            "Leave target out; or give the jitted function and its arguments, to "
+            f"compile it for {asked.name}.",
+        )
+    return asked

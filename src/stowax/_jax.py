@@ -337,6 +337,21 @@ def lowered_devices(lowered: Any) -> tuple[Any, ...]:
     return tuple(lowered._lowering._device_list)
 
 
+def lowering_details(lowered: Any) -> tuple[list[int], list[Any], list[Any], dict]:
+    """Kept arguments (flat positions), shardings of arguments and of results, options.
+
+    Of a `jax.stages.Lowered` (JAX 0.10 to 0.12). What is not kept has no sharding.
+    """
+    lowering = lowered._lowering
+    details = lowering.compile_args
+    kept = sorted(details["kept_var_idx"])
+    shardings: list[Any] = [None] * len(jax.tree.leaves(lowered.args_info))
+    for position, sharding in zip(kept, details["in_shardings"], strict=True):
+        shardings[position] = sharding
+    options = dict(lowering._compiler_options_kvs)
+    return kept, shardings, list(details["out_shardings"]), options
+
+
 def compile_module(
     lowered: Any, devices: Sequence[Any], compiler_options: dict[str, Any] | None
 ) -> Any:

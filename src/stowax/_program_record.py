@@ -43,7 +43,7 @@ class Instruction:
     the number of runs of a `while` body, `None` where it is not a `while` or depends on
     data. `execution_thread` is empty for the device and `host` for what the compiler
     moved to the host's processor. `source` reads `file:line`, empty where XLA kept
-    none.
+    none. `tuple_index` is which element a `get-tuple-element` takes.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Instruction:
     bytes_accessed: int
     execution_thread: str
     trips: int | None
+    tuple_index: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,8 @@ class Transfer:
 
     `start` and `done` are instruction names, the same one for a synchronous copy.
     `device-to-host` and `host-to-device` cross the link. A fusion that reads or writes
-    host memory directly is a synchronous transfer too.
+    host memory directly is a synchronous transfer too. `tiled_bytes` is what the array
+    takes in the chip's tiles, padding included.
 
     An inspection adds `seconds` on the link and `exposed_seconds` of waiting, all trips
     together, and the name of the plan's candidate that the copy serves.
@@ -100,6 +102,7 @@ class Transfer:
     computation: str
     op_name: str
     source: str
+    tiled_bytes: int = 0
     seconds: float = 0.0
     exposed_seconds: float = 0.0
     serves: str = ""
@@ -140,3 +143,9 @@ class Program:
     transfers: tuple[Transfer, ...]
     uncounted_loops: tuple[str, ...]
     """`while` instructions whose trips depend on data; they count as one trip."""
+    aliased: frozenset[int] = frozenset()
+    """Numbers of the entry's parameters whose memory an output takes: donated ones."""
+    scheduled: bool = True
+    """Whether the compiler's own order is known, and not just what depends on what."""
+    unread: tuple[str, ...] = ()
+    """What the reader did not know, in words: it counts for less than it should."""

@@ -1,0 +1,172 @@
+"""Which outputs of a step are new state: the old one, changed element by element.
+
+New weights are the old ones plus something, in place: there is a path of elementwise
+operations of one shape from the argument to the output. A gradient has the type of its
+weights and depends on them, but by way of a product. That tells a step that returns its
+state from a function that returns gradients, without any mark in the code.
+
+What is followed: elementwise operations, updates of slices (state that is changed row
+by row), copies between memories, and calls and loops by their insides. A scan that
+changes its `xs` one after the other and stacks them again hands the whole array on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from . import _jax
+from ._update_inline import ELEMENTWISE
+
+_IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
+_PASSED = ELEMENTWISE | {
+    "device_put",
+    "optimization_barrier",
+    "reshard",
+    "sharding_constraint",
+    "layout_constraint",
+}
+# What makes a part of an array, or another view of it: still the same data.
+_PARTS = frozenset(
+    {
+        "dynamic_slice",
+        "gather",
+        "name",
+        "optimization_barrier",
+        "reshape",
+        "slice",
+        "squeeze",
+        "transpose",
+    }
+)
+
+
+def returned_state(jaxpr: Any) -> Mapping[int, int]:
+    """Argument → the output that takes its place (flat positions).
+
+    Where several would do, the order of the arguments decides, as it does where state
+    goes in and comes out as one tree.
+    """
+    opened = _jax.open_jaxpr(jaxpr)
+    made_of = _walk(jaxpr, _bits(opened), _in_place)
+    free = list(range(len(opened.outvars)))
+    pairs: dict[int, int] = {}
+    for i, variable in enumerate(opened.invars):
+        kind = _type(variable)
+        for k in free:
+            if _type(opened.outvars[k]) == kind and made_of[k] & 1 << i:
+                pairs[i] = k
+                free.remove(k)
+                break
+    return pairs
+
+
+def fetched_in_vain(jaxpr: Any) -> frozenset[int]:
+    """Arguments that the step brings to device memory, where they are already.
+
+    Somebody meant them to be in host memory, and what the step was traced with does not
+    say so: `jax.eval_shape` and `ShapeDtypeStruct` drop memory kinds.
+    """
+    found = 0
+
+    def part(equation: Any, values: list[int]) -> list[int]:
+        nonlocal found
+        if equation.primitive.name == "device_put":
+            for value, atom, where in zip(
+                values, equation.invars, equation.params["devices"], strict=True
+            ):
+                space = getattr(atom.aval, "memory_space", None)
+                if where == space == jax.memory.Space.Device:
+                    found |= value
+            return values
+        if equation.primitive.name not in _PARTS:
+            return [0] * len(equation.outvars)
+        return values[: len(equation.outvars)]
+
+    opened = _jax.open_jaxpr(jaxpr)
+    _walk(jaxpr, _bits(opened), part)
+    return frozenset(i for i in range(len(opened.invars)) if found & 1 << i)
+
+
+def _bits(opened: Any) -> list[int]:
+    return [1 << i for i in range(len(opened.invars))]
+
+
+def _type(atom: Any) -> tuple[Any, ...]:
+    return tuple(getattr(atom.aval, "shape", ())), str(getattr(atom.aval, "dtype", ""))
+
+
+def _in_place(equation: Any, values: list[int]) -> list[int]:
+    """What the results of one operation are made of, element by element."""
+    name = equation.primitive.name
+    if name in _IN_PLACE:
+        return [values[0]]
+    if name not in _PASSED:
+        return [0] * len(equation.outvars)
+    if len(equation.outvars) == len(values):  # one by one, such as a barrier
+        return values
+    shape = _type(equation.outvars[0])[0]
+    kept = [
+        value
+        for value, atom in zip(values, equation.invars, strict=True)
+        if _type(atom)[0] == shape
+    ]
+    return [_union(kept)] * len(equation.outvars)
+
+
+Rule = Callable[[Any, list[int]], list[int]]
+
+
+def _walk(jaxpr: Any, inputs: Sequence[int], rule: Rule) -> list[int]:
+    """For each output, as bits, what among `inputs` it is made of under a rule."""
+    opened = _jax.open_jaxpr(jaxpr)
+    env: dict[Any, int] = dict.fromkeys(opened.constvars, 0)
+    env.update(zip(opened.invars, inputs, strict=True))
+
+    def read(atom: Any) -> int:
+        return 0 if isinstance(atom, _jax.Literal) else env[atom]
+
+    for equation in opened.eqns:
+        values = [read(v) for v in equation.invars]
+        out = _equation(equation, values, rule)
+        env.update(zip(equation.outvars, out, strict=True))
+    return [read(v) for v in opened.outvars]
+
+
+def _equation(equation: Any, values: list[int], rule: Rule) -> list[int]:
+    params, name = equation.params, equation.primitive.name
+    if name == "scan":  # `xs` reach what is stacked as whole arrays, changed in turn
+        consts, carried = _jax.scan_counts(equation)
+        return _carried(params["jaxpr"], values, consts, consts + carried, rule)
+    if name == "while":
+        a, b = params["cond_nconsts"], params["body_nconsts"]
+        body = [*values[a : a + b], *values[a + b :]]
+        return _carried(params["body_jaxpr"], body, b, len(body), rule)
+    if name == "cond":
+        branches = [_walk(b, values[1:], rule) for b in params["branches"]]
+        return [_union(column) for column in zip(*branches, strict=True)]
+    for inner in (params.get("jaxpr"), params.get("call_jaxpr")):
+        if inner is not None and len(_jax.open_jaxpr(inner).invars) == len(values):
+            return _walk(inner, values, rule)
+    return rule(equation, values)
+
+
+def _carried(
+    body: Any, values: list[int], start: int, stop: int, rule: Rule
+) -> list[int]:
+    """A loop whose carry is `values[start:stop]`, until nothing more is added."""
+    while True:
+        out = _walk(body, values, rule)
+        carry = [
+            v | o for v, o in zip(values[start:stop], out[: stop - start], strict=True)
+        ]
+        if carry == values[start:stop]:
+            return out
+        values = [*values[:start], *carry, *values[stop:]]
+
+
+def _union(sets: Sequence[int]) -> int:
+    total = 0
+    for one in sets:
+        total |= one
+    return total

@@ -1,0 +1,324 @@
+"""Every kind of hazard, planted in a compiled step and found at its line; and none in
+the same step put right, nor in plans."""
+
+import dataclasses
+import inspect as reader
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import hazard_programs
+import planned_models
+from compiled_programs import compiled, machine
+from hazard_programs import LAYERS, inspected
+from stowax._hazards import HAZARD_KINDS
+from stowax._hazards._known_bad import known_bad, version_of
+from stowax._inspect import inspect
+from stowax._intent import flags_of, options_of
+
+MIB = 2**20
+
+
+def kinds(found):
+    return {hazard.kind for hazard in found.hazards}
+
+
+def hazards_of(found, kind):
+    return [hazard for hazard in found.hazards if hazard.kind == kind]
+
+
+def line_of(function, text):
+    """`file:line` of the line in `function` that holds `text`."""
+    lines, first = reader.getsourcelines(function)
+    number = next(i for i, line in enumerate(lines) if text in line)
+    return f"hazard_programs.py:{first + number}"
+
+
+def test_the_list_is_closed_and_every_kind_says_what_it_is():
+    assert list(HAZARD_KINDS) == [
+        "host-compute",
+        "known-bad-version",
+        "memory-kinds-dropped",
+        "offload-vanished",
+        "policy-name-unmatched",
+        "state-moved",
+        "host-memory-exceeded",
+        "synchronous-copy",
+        "unhidden-copy",
+        "argument-not-donated",
+        "donated-in-vain",
+        "rematerialization",
+        "duplicate-copy",
+        "cheaper-to-recompute",
+        "small-copy",
+        "unaligned-offload",
+    ]
+    assert all(text.endswith(".") for text in HAZARD_KINDS.values())
+
+
+# --- what was asked for and did not happen ------------------------------------------
+
+
+def test_a_policy_that_names_nothing():
+    (hazard,) = inspected("policy_names_nothing", "h200").hazards
+    assert hazard.kind == "policy-name-unmatched"
+    assert hazard.where.endswith(line_of(hazard_programs._scanned, "jax.checkpoint("))
+    assert "no value is called 'hiden' (names that are given: 'hidden')" in hazard.cost
+    assert "stores nothing, and all of it is computed again" in hazard.cost
+    assert inspected("clean_policy", "h200").hazards == ()
+
+
+def test_an_offload_that_the_compiler_folds_away():
+    found = inspected("round_trip_folded_away", "h200")
+    assert found.memory.host.total == 0
+    assert [h.kind for h in found.hazards] == ["offload-vanished"] * LAYERS
+    made = line_of(hazard_programs._block_forward, "device_put(hidden, HOST)")
+    assert found.hazards[0].where.endswith(f"{made} (dot_general)")
+    assert "2.00 MiB per step were to go to the host, 0 B do" in found.hazards[0].cost
+    kept = inspected("clean_offload", "h200")
+    assert kept.memory.host.total == LAYERS * 2 * MIB
+    assert not hazards_of(kept, "offload-vanished")
+
+
+def test_memory_kinds_dropped_on_the_way_to_the_compiler():
+    found = inspected("specs_without_memory_kinds", "h200")
+    (hazard,) = hazards_of(found, "memory-kinds-dropped")
+    assert not hazards_of(found, "state-moved")  # the same, said once
+    assert hazard.where.endswith("(args[0][1])")
+    assert "brings 1 argument(s), 16.0 MiB, to the device" in hazard.cost
+    assert "jax.eval_shape drops it" in hazard.remedy
+    assert not hazards_of(inspected("clean_state", "h200"), "memory-kinds-dropped")
+
+
+def test_devices_without_memories_are_said():
+    """Somebody lowers over compile-only GPUs by hand."""
+    there = machine("h200")
+    mesh = jax.sharding.Mesh([there.compile_devices[0]], ("device",))
+    host = jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec(), memory_kind="pinned_host"
+    )
+    state = jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=host)
+    compiled = jax.jit(lambda state: state * 2).lower(state).compile()
+    found = inspect(compiled, target="h200")
+    assert found.memory.host.total == 0
+    (omission,) = [o for o in found.omissions if "memory-kinds-dropped" in o.what]
+    assert "devices that have no memories" in omission.reason
+    assert "stowax.target(name).compile(jitted, *specs)" in omission.reason
+
+
+# --- state --------------------------------------------------------------------------
+
+
+def test_state_that_comes_back_in_another_memory():
+    found = inspected("state_comes_back_elsewhere", "h200")
+    (hazard,) = found.hazards
+    assert hazard.kind == "state-moved"
+    step = line_of(hazard_programs._update, "def _update")
+    assert hazard.where.endswith(f"{step} (args[0][1])")
+    assert "16.0 MiB come in host memory and leave as its result[1] in device" in (
+        hazard.cost
+    )
+    assert hazard.seconds == 16 * MIB / machine("h200").link.host_to_device
+    assert inspected("clean_state", "h200").hazards == ()
+
+
+def test_state_that_is_not_donated():
+    found = inspected("state_not_donated", "h200")
+    assert [h.kind for h in found.hazards] == ["argument-not-donated"] * 2
+    assert [h.where[-12:] for h in found.hazards] == [
+        "(args[0][0])",
+        "(args[0][1])",
+    ]
+    assert "16.0 MiB of device memory" in found.hazards[0].cost
+    given = inspected("clean_donated", "h200")
+    assert given.hazards == ()
+    saved = found.memory.device.total - given.memory.device.total
+    assert saved == 2 * 16 * MIB  # what the two hazards say
+
+
+def test_what_is_donated_in_vain():
+    (hazard,) = inspected("donated_for_nothing", "h200").hazards
+    assert hazard.kind == "donated-in-vain"
+    assert hazard.where.endswith("(args[1])")
+    assert "16.0 MiB of device memory are given away" in hazard.cost
+
+
+def test_gradients_are_no_state():
+    """They have the type of their weights, and need memory of their own."""
+    assert inspected("clean_policy", "h200").hazards == ()
+
+
+# --- copies -------------------------------------------------------------------------
+
+
+def test_what_a_loop_fetches_again_and_again():
+    found = inspected("fetched_in_every_trip", "h200")
+    (hazard,) = hazards_of(found, "duplicate-copy")
+    used = line_of(hazard_programs.fetched_in_every_trip, "device_put(w, DEVICE)")
+    assert f"{used} " in hazard.where
+    assert "4.00 MiB are fetched 8 x per step, unchanged" in hazard.cost
+    assert hazard.count == 8
+    assert inspected("clean_fetch", "h200").hazards == ()
+
+
+def test_values_that_leave_and_stay_as_well():
+    found = inspected("there_and_back", "v5p-8")
+    (hazard,) = hazards_of(found, "duplicate-copy")
+    assert "went to the host and come back, and were on the device" in hazard.cost
+    assert line_of(hazard_programs.there_and_back, "y @ back") in hazard.where
+
+
+def test_values_that_are_cheaper_to_make_again():
+    found = inspected("cheap_values_offloaded", "h200")
+    (hazard,) = found.hazards
+    assert hazard.kind == "cheaper-to-recompute"
+    made = line_of(hazard_programs.cheap_values_offloaded, "jnp.sin(x)")
+    assert hazard.where.endswith(f"{made} (wave)")
+    assert hazard.seconds < found.timeline.exposed_seconds
+    assert hazard.seconds > 0.9 * found.timeline.exposed_seconds
+    assert "32.0 MiB per step go to the host and back" in hazard.cost
+
+
+def test_hidden_copies_are_not_held_against_anybody():
+    """The same loops with the copies in flight for a whole layer."""
+    assert inspected("clean_pipelined", "v5p-8").hazards == ()
+
+
+def test_many_small_copies():
+    found = inspected("many_small_copies", "h200")
+    hazards = hazards_of(found, "small-copy")
+    assert hazards
+    assert hazards[0].count == 64
+    assert "64 copies per step" in hazards[0].cost
+    assert "of at most 4.00 KiB" in hazards[0].cost
+    assert line_of(hazard_programs.many_small_copies, "put(s) + g") in hazards[0].where
+    assert inspected("one_large_copy", "h200").hazards == ()
+
+
+def test_arrays_that_do_not_fill_tiles():
+    found = inspected("narrow_values_offloaded", "v5p-8")
+    hazards = hazards_of(found, "unaligned-offload")
+    assert {h.count for h in hazards} == {LAYERS}
+    rows, columns, padded = 8192, 9, 16
+    assert found.memory.host.temp == LAYERS * rows * padded * 2
+    assert "144.0 KiB" in hazards[0].cost  # rows x columns x 2 bytes
+    assert rows * columns * 2 == 144 * 1024
+    assert "256.0 KiB in tiles" in hazards[0].cost
+    assert not hazards_of(inspected("clean_offload", "v5p-8"), "unaligned-offload")
+
+
+# --- the machine and its compiler ---------------------------------------------------
+
+
+def test_more_than_the_host_has_or_may_pin():
+    """By the machine's figures: the same program, on a smaller one."""
+    program = inspected("clean_state", "h200")
+    host = program.memory.host.total
+    for change, words in (
+        ({"host_bytes": host - 1}, "and the host has 16.0 MiB for each"),
+        ({"pinned_bytes": host - 1}, "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=1 in the"),
+    ):
+        smaller = dataclasses.replace(machine("h200"), **change)
+        (hazard,) = hazard_programs.inspect_on("clean_state", smaller).hazards
+        assert hazard.kind == "host-memory-exceeded"
+        assert words in hazard.cost
+    assert program.hazards == ()
+
+
+def test_an_option_that_is_known_to_be_bad():
+    found = inspected("pipelined_by_an_option", "h200")
+    (hazard,) = hazards_of(found, "known-bad-version")
+    assert "xla_gpu_enable_pipelined_host_offloading=False" in hazard.cost
+    assert "openxla/xla 37979, 45393" in hazard.cost
+    assert "hazard_programs.py" in hazard.where
+    assert not hazards_of(inspected("clean_offload", "h200"), "known-bad-version")
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "bad"),
+    [
+        ("0.11.0", {}, True),
+        ("0.11.1.dev20", {}, True),
+        ("0.11.0", {"xla_gpu_enable_dynamic_slice_fusion": "False"}, False),
+        ("0.10.2", {}, False),
+        ("0.12.0.1", {}, False),
+    ],
+)
+def test_a_version_that_is_known_to_be_bad(version, options, bad):
+    """The list looks at jaxlib's version, which here is said to be another."""
+    context = hazard_programs.context("clean_offload", "h200")
+    intent = dataclasses.replace(context.intent, jaxlib=version, options=options)
+    found = list(known_bad(context._replace(intent=intent)))
+    assert [("46231" in h.cost) for h in found] == [True] * bad
+
+
+def test_rematerialization_that_counts_host_memory_is_known():
+    context = hazard_programs.context("clean_offload", "h200")
+    small = context.machine._replace(device_bytes=context.memory.device.total)
+    (hazard,) = known_bad(context._replace(machine=small))
+    assert "counts host memory as the device's" in hazard.cost
+    options = {"xla_disable_hlo_passes": "a,rematerialization"}
+    intent = dataclasses.replace(context.intent, options=options)
+    assert not list(known_bad(context._replace(machine=small, intent=intent)))
+
+
+def test_versions_and_options_are_read():
+    assert version_of("0.10.2.dev3+abc") == (0, 10, 2)
+    flags = {"XLA_FLAGS": "--xla_a=1 --xla_b", "LIBTPU_INIT_ARGS": "--xla_a=2"}
+    assert flags_of(flags) == {"xla_a": "2", "xla_b": "true"}
+    assert options_of(flags, {"xla_a": 3}, None) == {"xla_a": "3", "xla_b": "true"}
+
+
+# --- what cannot be known, and what is right ----------------------------------------
+
+
+def test_what_was_compiled_already_says_what_was_not_looked_for():
+    found = inspect(compiled("streamed", "h200"))
+    left_out = {o.what: o.reason for o in found.omissions}
+    (what,) = [what for what in left_out if "offload-vanished" in what]
+    assert "policy-name-unmatched" in what
+    assert "give the jitted function and its arguments" in left_out[what]
+    record = json.loads(found.to_json())
+    assert [o["what"] for o in record["omissions"]] == list(left_out)
+    assert inspected("clean_donated", "h200").omissions == ()
+
+
+def test_a_cpu_says_nothing_of_host_memory():
+    found = inspect(jax.jit(lambda x: x @ x), jnp.ones((8, 8)), target="cpu")
+    assert found.hazards == ()
+    (omission,) = found.omissions
+    assert "offload-vanished" in omission.what
+    assert "on a CPU all memory is the host's" in omission.reason
+
+
+def test_a_sharded_step_is_clean():
+    found = hazard_programs.sharded("v5p-8")
+    assert found.hazards == ()
+    assert [o.what for o in found.omissions] == ["cheaper-to-recompute"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("target", ["h200", "v5p-8"])
+@pytest.mark.usefixtures("usual_promotion")
+def test_plans_are_clean(target):
+    """Activations and state in host memory, and what a plan leaves as it is."""
+    import test_state
+
+    step, args = (
+        test_state.step_with(test_state.ADAM),
+        test_state.arguments(test_state.ADAM),
+    )
+    away = planned_models.plan(step, *args, target=target, pin=test_state.OFFLOAD)
+    train, batch = planned_models.train, planned_models.arguments()
+    inputs = {"layer input 0": "offload"}
+    some = planned_models.plan(train, *batch, target=target, pin=inputs)
+    left = planned_models.plan(train, *batch, target=target)
+    for plan, function, specs in (
+        (away, step, args),
+        (some, train, batch),
+        (left, train, batch),
+    ):
+        found = inspect(plan.apply(function), *plan.specs(*specs), target=target)
+        assert found.hazards == ()

@@ -96,6 +96,7 @@ PLAN = PlanRecord(
     binding=("device memory", "forward window of layers"),
     seconds_per_gib=0.012,
     smallest_budget=43 * GIB,
+    smallest_budget_is="predicted",
     decisions=DECISIONS,
     stacks=(STACK,),
     baselines=(
@@ -147,6 +148,7 @@ PLAN = PlanRecord(
         PinPrice(pattern="*norm*", decision="keep", matched=2, seconds=0.031),
         PinPrice(pattern="*gate*", decision="keep", matched=1, seconds=0.0),
     ),
+    forbid=(),
     unpriced=("custom_call flash_attention",),
     notes=("The host link is taken to carry 15 GB/s.",),
     versions={"stowax": "0.1.0", "jax": "0.10.2"},

@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable
 
 from ._loop import SLACK, WORTH_ANOTHER_COMPILE, Attempt, Search, outcome
+from ._plan_record import Source
 from ._planner import evaluate, smallest
 from ._stages import Solution
 from ._survey import predict
@@ -40,8 +41,8 @@ class Found:
     rolled: Search
     others: tuple[Search, ...] = ()
 
-    def smallest_budget(self) -> int:
-        """Device bytes below which no plan in any form is known to fit."""
+    def smallest_budget(self) -> tuple[int, Source]:
+        """Device bytes below which no plan in any form is known to fit; who says so."""
         return min(s.smallest_budget() for s in (self.search, *self.others))
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 
 from ._forecast import Forecast
 from ._options import overlap_options
+from ._plan_record import Source
 from ._planner import baselines, evaluate, smallest, solve
 from ._stages import Decisions, Evaluation, Link, Problem, Solution
 from ._survey import Survey
@@ -150,8 +151,8 @@ class Search:
             bound = again.bound_seconds if again.outcome != "infeasible" else bound
         return min(bound, self.other_bound)
 
-    def smallest_budget(self) -> int:
-        """Device bytes below which no plan is known to fit.
+    def smallest_budget(self) -> tuple[int, Source]:
+        """Device bytes below which no plan is known to fit, and who says so.
 
         What was compiled counts; else the planner's smallest plan, with what the
         compiler has needed beyond the predictions so far.
@@ -163,9 +164,12 @@ class Search:
         ]
         known = min(compiled, default=self.survey.reserved_bytes)
         if not self.survey.bodies:
-            return known
+            return known, "compiled" if compiled else "predicted"
         expected = self.forecast.known(self.needing_least().decisions, 0.0)
-        return min(known, int(expected * (1 + SLACK)))
+        predicted = int(expected * (1 + SLACK))
+        if compiled and known <= predicted:
+            return known, "compiled"
+        return min(known, predicted), "predicted"
 
     def problem(
         self, budget: int | None = None, survey: Survey | None = None

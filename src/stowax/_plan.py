@@ -151,6 +151,8 @@ class Plan(PlanRecord):
                 "host. Give a larger host_budget, or pin less to 'offload'."
             )
         smallest = format_bytes(self.smallest_budget)
+        if self.smallest_budget_is == "predicted":
+            smallest = f"about {smallest}, as predicted"
         return f"{needs}. The smallest budget that works is {smallest}."
 
     def _hosted(self) -> Hosted | None:

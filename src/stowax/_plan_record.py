@@ -13,12 +13,15 @@ import pathlib
 import secrets
 import types
 import typing
-from typing import Any
+from typing import Any, Literal
 
 from ._errors import ArgumentError, PlanMismatchError
 from ._stages import Decision, Outcome, Role
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+
+Source = Literal["compiled", "predicted"]
+"""What a figure is of: a program that was compiled, or one that was not."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +130,9 @@ class PlanRecord:
     it said of each program just before that was compiled.
     `step_seconds` is simulated from the compiled schedule, `exposed_seconds` its part
     spent waiting for host copies; `model_seconds` is what the planner expected. `gap`
-    is the distance to the proven bound under the planner's model. `keep_checkpoint`,
+    is the distance to the proven bound under the planner's model. `smallest_budget` is
+    the least that any plan needs that the `pins` and `forbid` allow, of a program that
+    was compiled or, by `smallest_budget_is`, only predicted. `keep_checkpoint`,
     `roll` and `row_major` are how the step is read and run (`_rewrite.Options`), `lean`
     is how parameters in host memory are fetched (`_passes.HostPlan`).
     """
@@ -152,6 +157,7 @@ class PlanRecord:
     binding: tuple[str, ...]
     seconds_per_gib: float
     smallest_budget: int
+    smallest_budget_is: Source
     decisions: tuple[DecisionRecord, ...]
     stacks: tuple[StackRecord, ...]
     baselines: tuple[Baseline, ...]
@@ -164,6 +170,7 @@ class PlanRecord:
     row_major: bool
     lean: bool
     pins: tuple[PinPrice, ...]
+    forbid: tuple[str, ...]
     unpriced: tuple[str, ...]
     notes: tuple[str, ...]
     versions: dict[str, str]

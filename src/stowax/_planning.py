@@ -134,6 +134,7 @@ def plan(
         budget_bytes=device_limit,
         host_budget_bytes=host_limit,
         pins=prices,
+        forbid=preferences.forbidden(),
         decisions=_decisions(survey, best, preferences),
         planning_seconds=time.perf_counter() - started,
     )
@@ -269,6 +270,7 @@ def _figures(found: Found) -> dict[str, Any]:
     fits = best.fits(search.budget, search.host_budget)
     timeline = measured.inspection.timeline if measured.inspection else None
     certificate = certify(search, best)
+    smallest, source = found.smallest_budget()
     return {
         "fits": fits,
         "outcome": certificate.outcome,
@@ -285,7 +287,8 @@ def _figures(found: Found) -> dict[str, Any]:
         "gap": certificate.gap,
         "binding": certificate.binding,
         "seconds_per_gib": certificate.seconds_per_byte * 2**30,
-        "smallest_budget": found.smallest_budget(),
+        "smallest_budget": smallest,
+        "smallest_budget_is": source,
         "stacks": stack_records(survey, best.decisions, evaluation),
         "baselines": _baselines(found),
         "trials": tuple(a.measured.trial for a in search.log),

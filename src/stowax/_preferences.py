@@ -111,6 +111,10 @@ class Preferences:
         """The pins, in the order given: pattern and decision."""
         return tuple((r.pattern, r.decision) for r in self._rules if r.pinned)
 
+    def forbidden(self) -> tuple[str, ...]:
+        """What is forbidden, as it was given."""
+        return tuple(r.text for r in self._rules if not r.pinned)
+
     def count(self, pattern: str, decision: Decision) -> int:
         """How many values a pin has met and is possible for (a later one may win)."""
         return sum(
@@ -124,9 +128,7 @@ class Preferences:
         pins: dict[str, Decision] = {
             p: d for p, d in self.patterns() if (p, d) != (pattern, decision)
         }
-        return Preferences(
-            pin=pins, forbid=tuple(r.text for r in self._rules if not r.pinned)
-        )
+        return Preferences(pin=pins, forbid=self.forbidden())
 
     def check_matched(self) -> None:
         """To be called when every value went through `allow`.

@@ -62,7 +62,7 @@ def _headline(record: PlanRecord, width: int) -> list[str]:
             f"device, host budget {format_bytes(record.host_budget_bytes)}."
         )
     elif record.outcome == "infeasible":
-        limited = record.pins or any(b.fits for b in record.baselines)
+        limited = record.pins or record.forbid or any(b.fits for b in record.baselines)
         allowed = " that the pins and forbids allow" if limited else ""
         verdict = (
             f"DOES NOT FIT {budget} per device, nor does anything else{allowed}; "
@@ -264,7 +264,16 @@ def _concerns(note: str, record: PlanRecord) -> bool:
 
 
 def _smallest(record: PlanRecord) -> str:
-    return f"{format_bytes(record.smallest_budget)}: the smallest budget that works"
+    size = format_bytes(record.smallest_budget)
+    if record.smallest_budget_is == "predicted":
+        size = f"{size} (predicted)"
+    wishes = [
+        word
+        for word, given in (("pins", record.pins), ("forbids", record.forbid))
+        if given
+    ]
+    which = f"with these {' and '.join(wishes)}" if wishes else "that works"
+    return f"{size}: the smallest budget {which}"
 
 
 def _trials(record: PlanRecord) -> str:

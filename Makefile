@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_INSTALL_FLAGS ?=
 PYTEST_FLAGS ?=
+# One process per core, but no more than fit in memory; a file's tests share programs.
+PYTEST_PROCESSES ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
@@ -25,7 +27,7 @@ demo: $(VENV)/.ready-demo
 	@$(BIN)/python -m stowax demo
 
 test: $(VENV)/.ready-test
-	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest $(PYTEST_PROCESSES) $(PYTEST_FLAGS)
 
 lint: $(VENV)/.ready-lint
 	@$(BIN)/ruff check --output-format concise

@@ -1,0 +1,27 @@
+"""Tables in the documentation that repeat what the code says."""
+
+import pathlib
+import re
+
+from stowax._hazards import HAZARD_KINDS
+from stowax._memory_record import MEMORY_ROLES
+
+INSPECT = pathlib.Path(__file__).parent.parent / "docs" / "inspect.md"
+
+
+def rows(text):
+    """Both columns of every table row."""
+    return dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", text, re.MULTILINE))
+
+
+def test_every_hazard_is_listed_in_the_words_of_the_code():
+    listed = {k.strip("`"): v for k, v in rows(INSPECT.read_text()).items()}
+    kinds = dict(HAZARD_KINDS)
+    assert {k: v for k, v in listed.items() if k in kinds} == kinds
+    unknown = re.findall(r"^\| `([^`]+)` \|", INSPECT.read_text(), re.M)
+    assert unknown == list(kinds)
+
+
+def test_every_role_of_memory_is_explained():
+    explained = ", ".join(rows(INSPECT.read_text()))
+    assert [role for role in MEMORY_ROLES if role not in explained] == []

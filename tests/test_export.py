@@ -160,9 +160,26 @@ def test_comments_say_where_each_name_goes():
     assert "first line of the layer" in text
     for name in ("model_30_input_0", "model_11_dot_general", "model_11_dot_general_2"):
         assert f'x = checkpoint_name(x, "{name}")' in text
-    assert text.count("several values of this line are stored") == 2
+    assert text.count("several values of this line are stored") == 1
     assert "'gate' (float32[4,8], keep) is in the model already" in text
     assert "tanh" not in text
+
+
+def test_nothing_is_said_twice():
+    product = decision(
+        "dot_general model.py:11 in layer", "/home/me/model.py:11", "keep"
+    )
+    kernel = decision(
+        "pallas_call model.py:14 in layer", "/home/me/model.py:14", "keep"
+    )
+    gate = decision("gate", "/home/me/model.py:13", "keep")
+    lost = decision("gate", "/home/me/model.py:13", "recompute")
+    code = plan_as_code(plan(*[product, kernel, gate] * 3, lost))
+    assert code.count("split it") == 1
+    assert code.count("'gate' (float32[") == 1
+    assert code.count("'gate',") == 1
+    assert code.count("pallas_call model.py:14 in layer") == 1
+    assert "pallas_call model.py:14 in layer at /home/me/model.py:14, keep (3" in code
 
 
 def test_what_a_policy_cannot_say_is_said():

@@ -8,6 +8,7 @@ asked for, and when a copy starts and ends is left to XLA. Code written this way
 what the plan stores; it is the plan's pipelined scan that hides the copies.
 """
 
+import collections
 import dataclasses
 import keyword
 import pathlib
@@ -122,7 +123,8 @@ def _policy(place: str, stack: StackRecord, named: Sequence[_Named]) -> str:
 
 
 def _arguments(names: Sequence[str], indent: int) -> str:
-    return "".join(f"{' ' * indent}{name!r},\n" for name in names)
+    once = dict.fromkeys(names)
+    return "".join(f"{' ' * indent}{name!r},\n" for name in once)
 
 
 def _name_all(
@@ -163,11 +165,15 @@ def _out_of_reach(decision: DecisionRecord, operation: str) -> bool:
 def _annotations(named: Sequence[_Named]) -> list[str]:
     lines = ["Names to add (`x` stands for the value):"] if named else []
     sources = [n.record.source for n in named if not n.given]
+    told: set[str] = set()
     for one in named:
         shape = ",".join(str(n) for n in one.record.shape)
         what = f"{one.record.dtype}[{shape}], {one.record.decision}"
         if one.given:
-            lines.append(f"  {_one_line(one.name)!r} ({what}) is in the model already")
+            if one.name not in told:
+                told.add(one.name)
+                name = _one_line(one.name)
+                lines.append(f"  {name!r} ({what}) is in the model already")
             continue
         if _LAYER_INPUT.match(one.record.name):
             where = "first line of the layer, on what it gets from the one before"
@@ -175,7 +181,9 @@ def _annotations(named: Sequence[_Named]) -> list[str]:
             where = _one_line(one.record.source)
         lines.append(f"  {where}: {_one_line(one.record.name)} ({what})")
         lines.append(f'      x = checkpoint_name(x, "{one.name}")')
-        if one.record.source and sources.count(one.record.source) > 1:
+        source = one.record.source
+        if source and source not in told and sources.count(source) > 1:
+            told.add(source)
             lines.append("      (several values of this line are stored: split it)")
     return lines
 
@@ -187,9 +195,13 @@ def _impossible(unnamed: Sequence[DecisionRecord]) -> list[str]:
         "",
         "Stored by the plan, and out of reach of a policy (computed again here):",
     ]
-    for decision in unnamed:
-        where = f" at {_one_line(decision.source)}" if decision.source else ""
-        lines.append(f"  {_one_line(decision.name)}{where}, {decision.decision}")
+    values = collections.Counter(
+        f"  {_one_line(d.name)}"
+        + (f" at {_one_line(d.source)}" if d.source else "")
+        + f", {d.decision}"
+        for d in unnamed
+    )
+    lines += [line + f" ({n} values)" * (n > 1) for line, n in values.items()]
     return [
         *lines,
         "These are made inside of a kernel, of a library, or by a derivative rule.",

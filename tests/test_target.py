@@ -14,6 +14,7 @@ from jax.sharding import SingleDeviceSharding
 from stowax import _jax, _target
 from stowax._machine import HOST_FRACTION
 from stowax._target import target, targets, targets_table
+from stowax.report import targets_text
 
 ROWS, COLUMNS = 1024, 512
 BYTES = ROWS * COLUMNS * 4  # float32
@@ -244,6 +245,13 @@ def test_the_table_has_a_row_per_chip_and_says_what_is_unknown() -> None:
     assert "v5litepod-16" in rows["v5e"].names
     assert "link device to host" in rows["7x"].unknown
     assert sum(len(row.names) for row in rows.values()) == len(targets())
+
+
+def test_the_names_print_as_the_command_prints_them():
+    found = targets()
+    assert str(found) == repr(found) == targets_text(targets_table())
+    assert {record.name for record in found} >= {"v5p-8", "h200"}
+    assert isinstance(found, tuple)
 
 
 def test_other_peoples_words_on_stderr_are_kept(capfd: pytest.CaptureFixture) -> None:

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from ._figures import Chip
 from ._gpu_targets import GPU_CHIPS, gpu_target_config
 from ._hardware import CHIPS, chip_of_kind
 from ._machine import Target, make_target
+from .report import targets_text
 
 # Chips per slice -> shape of the slice, from the clouds' lists of configurations.
 _SLICES_2D = {
@@ -106,8 +108,25 @@ def target(name: str | None = None) -> Target:
     )
 
 
-def targets() -> tuple[TargetName, ...]:
+class TargetNames(tuple[TargetName, ...]):
+    """The names that `stowax.targets()` gives, printed as `stowax targets` prints them.
+
+    >>> "v5p-8" in str(stowax.targets())
+    True
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return targets_text(_rows(self))
+
+    __repr__ = __str__
+
+
+def targets() -> TargetNames:
     """Every name that `stowax.target` takes: attached platforms first.
+
+    **Returns:** a tuple of `TargetName`s; printed, a table of the machines.
 
     >>> [t.name for t in stowax.targets() if t.platform == "tpu"][:2]
     ['v4-8', 'v4-16']
@@ -124,7 +143,7 @@ def targets() -> tuple[TargetName, ...]:
                     attached=True,
                 )
             )
-    return (*attached, *_compile_only_names())
+    return TargetNames((*attached, *_compile_only_names()))
 
 
 def _compile_only_names() -> tuple[TargetName, ...]:
@@ -244,8 +263,12 @@ def targets_table() -> list[TargetRow]:
     >>> [row.chip.key for row in targets_table() if "v5p-8" in row.names]
     ['v5p']
     """
+    return _rows(targets())
+
+
+def _rows(found: Iterable[TargetName]) -> list[TargetRow]:
     names: dict[str, list[TargetName]] = {}
-    for record in targets():
+    for record in found:
         names.setdefault(record.chip.key, []).append(record)
     return [
         TargetRow(

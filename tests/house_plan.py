@@ -31,6 +31,7 @@ LAYERS = (
         "_boundary",
         "_calls",
         "_flow",
+        "_frozen",
         "_host_feed",
         "_host_layers",
         "_host_row",

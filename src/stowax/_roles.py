@@ -4,20 +4,28 @@ The step is traced with every input of a marked function passed through an obser
 identity that leaves a name in the jaxpr, and whose derivative rule leaves another name
 when the input is differentiated. Which arguments reach which names says the rest:
 
-- a *parameter* reaches a differentiated input;
+- a *parameter* reaches a differentiated input, or is a weight of layers that are not
+  differentiated by it (`_frozen`);
 - the *batch* reaches other inputs of the marked function, and no parameter does;
 - *optimizer state* reaches no marked input, but an output that parameters reach too;
 - anything else is *other*.
+
+An output takes the place of an array of the state only if it is made of that array, or
+of other state, without a way through the marked function: of everything that comes
+through it, gradients are made, too, and they are of their parameters' types. What a
+step reads and returns nothing for is not its to give away.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from . import _jax
+from ._boundary import Emission
+from ._frozen import find_frozen
 from ._jaxpr import is_float
 from ._stages import Role
 
@@ -46,78 +54,109 @@ def observe(value: Any) -> Any:
 class Roles:
     """The role of every input of a step, and what becomes of its state.
 
-    `differentiated` says whether anything is at all. `updates` has, for parameters and
-    optimizer state, the output that takes an input's place (both flat positions).
+    `differentiated` are the inputs that derivatives are taken by, or `None` if there
+    is no derivative at all. `updates` has, for parameters and optimizer state, the
+    output that takes an input's place (both flat positions).
     """
 
     roles: tuple[Role, ...]
-    differentiated: bool
+    differentiated: frozenset[int] | None
     updates: Mapping[int, int]
 
 
-def find_roles(jaxpr: Any, input_count: int) -> Roles:
+def find_roles(
+    jaxpr: Any, positions: Sequence[int], boundary: Mapping[str, Emission]
+) -> Roles:
     """The roles of a step's inputs.
 
-    The jaxpr is that of a step in which marked inputs went through `observe`.
+    The jaxpr is that of a step in which marked inputs went through `observe`, with the
+    loops of `boundary` in it. `positions` are those of the arguments that the inputs
+    belong to: what lies in one tree with a frozen weight is frozen, too.
     """
+    count = len(positions)
     reached = {_DIFFERENTIATED: 0, _CONSTANT: 0}
     differentiated = False
+    every = (1 << count) - 1
 
-    def on_equation(equation: Any, arguments: int) -> None:
+    def on_equation(equation: Any, arguments: int) -> int | None:
+        """Behind a marked input, arguments do not reach anything `directly`."""
         nonlocal differentiated
         name = equation.params["name"] if equation.primitive.name == "name" else ""
         differentiated |= name == _DIFFERENTIATED  # perhaps a constant, by no argument
-        if name in reached:
-            reached[name] |= arguments
+        if name not in reached:
+            return None
+        reached[name] |= arguments & every
+        return arguments & every
 
-    outputs = flow_of(jaxpr, [1 << i for i in range(input_count)], on_equation)
+    both = [1 << i | 1 << count + i for i in range(count)]
+    outputs = flow_of(jaxpr, both, on_equation)
     parameters = reached[_DIFFERENTIATED]
+    trained = frozenset(i for i in range(count) if parameters >> i & 1)
+    frozen = find_frozen(jaxpr, boundary, trained) if differentiated else frozenset()
+    trees = {positions[i] for i in frozen}
     updated = 0
     for arguments in outputs:
         if arguments & parameters:
             updated |= arguments
     roles: list[Role] = []
-    for i in range(input_count):
-        bit = 1 << i
-        if parameters & bit:
+    for i, position in enumerate(positions):
+        constant = reached[_CONSTANT] >> i & 1
+        if i in trained or (constant and position in trees):
             roles.append("parameter")
-        elif reached[_CONSTANT] & bit:
+        elif constant:
             roles.append("batch")
-        elif updated & bit:
+        elif updated >> i & 1:
             roles.append("optimizer state")
         else:
             roles.append("other")
     return Roles(
         roles=tuple(roles),
-        differentiated=differentiated,
-        updates=_pair(jaxpr, roles, outputs),
+        differentiated=trained if differentiated else None,
+        updates=_pair(jaxpr, roles, outputs, trained),
     )
 
 
-def _pair(jaxpr: Any, roles: Sequence[Role], reached: Sequence[int]) -> dict[int, int]:
-    """State → the first output of its type that is made of it and not yet taken.
+def _pair(
+    jaxpr: Any, roles: Sequence[Role], reached: Sequence[int], trained: Collection[int]
+) -> dict[int, int]:
+    """State → the output of its type that takes its place.
 
-    So a training loop's own order decides between arrays of one type: state goes in and
-    comes out as a tree of one structure.
+    First what is returned as it came, then the first output that is made of it and not
+    yet taken: so a training loop's own order decides between arrays of one type, since
+    state goes in and comes out as a tree of one structure. At last parameters that are
+    made anew of other state, a copy of higher precision.
     """
     opened = _jax.open_jaxpr(jaxpr)
-    free = list(range(len(opened.outvars)))
+    count = len(roles)
+    state = [i for i in range(count) if roles[i] in ("parameter", "optimizer state")]
+    direct = [arguments >> count for arguments in reached]
+    of_state = sum(1 << i for i in state)
+    free = dict.fromkeys(range(len(opened.outvars)))
     pairs: dict[int, int] = {}
-    for i, (role, variable) in enumerate(zip(roles, opened.invars, strict=True)):
-        if role not in ("parameter", "optimizer state"):
-            continue
-        kind = (variable.aval.shape, variable.aval.dtype)
-        for k in free:
-            aval = opened.outvars[k].aval
-            if (aval.shape, aval.dtype) == kind and reached[k] & 1 << i:
+
+    def take(i: int, fits: Callable[[int], Any]) -> None:
+        aval = opened.invars[i].aval
+        for k in free if i not in pairs else ():
+            other = opened.outvars[k].aval
+            if (aval.shape, aval.dtype) == (other.shape, other.dtype) and fits(k):
                 pairs[i] = k
-                free.remove(k)
-                break
-    return pairs
+                del free[k]
+                return
+
+    for i in state:
+        take(i, lambda k, i=i: opened.outvars[k] is opened.invars[i])
+    for i in state:
+        take(i, lambda k, i=i: direct[k] >> i & 1)
+    for i in trained:
+        take(i, lambda k, i=i: reached[k] >> i & 1 and direct[k] & of_state)
+    return dict(sorted(pairs.items()))
 
 
-OnEquation = Callable[[Any, int], None]
-"""What is told of every equation on the way: itself, and which arguments reach it."""
+OnEquation = Callable[[Any, int], int | None]
+"""What is told of every equation on the way: itself, and which arguments reach it.
+
+What it returns, unless that is `None`, is what of these comes through.
+"""
 
 
 def flow_of(jaxpr: Any, inputs: Sequence[int], on_equation: OnEquation) -> list[int]:
@@ -131,8 +170,10 @@ def flow_of(jaxpr: Any, inputs: Sequence[int], on_equation: OnEquation) -> list[
 
     for equation in opened.eqns:
         values = [read(v) for v in equation.invars]
-        on_equation(equation, _union(values))
+        through = on_equation(equation, _union(values))
         out = _flow_equation(equation, values, on_equation)
+        if through is not None:
+            out = [through] * len(out)
         env.update(zip(equation.outvars, out, strict=True))
     return [read(v) for v in opened.outvars]
 

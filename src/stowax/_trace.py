@@ -61,7 +61,8 @@ class Step:
     `donate` are the positions of the arguments whose every array is state and comes
     back with the same type: what a training loop replaces by the step's own result.
     `updates` says of each array of the state which output takes its place (both flat
-    positions).
+    positions); parameters without one are read only. `differentiated` are the
+    parameters that have gradients.
     `jaxpr` is the step's, with everything that backward passes read stored; `boundary`
     has the loops of stacks in it.
     """
@@ -71,6 +72,7 @@ class Step:
     stacks: Mapping[str, TracedStack]
     donate: tuple[int, ...]
     updates: Mapping[int, int]
+    differentiated: frozenset[int]
     boundary: Mapping[str, Emission]
     jaxpr: Any
 
@@ -132,14 +134,13 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
         jaxpr = trace(flat, *[s.update(sharding=None) for s in specs])
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _in_other_words(error) from error
-    found_roles = find_roles(jaxpr, len(specs))
-    _check_traced(jaxpr, rewriter, found_roles.differentiated)
+    positions = [path[0].idx for path, _ in leaves]
+    found_roles = find_roles(jaxpr, positions, boundary)
+    _check_traced(jaxpr, rewriter, found_roles.differentiated is not None)
     arguments = tuple(
         Argument(path=_path(path), position=path[0].idx, spec=spec, role=role)
         for (path, _), spec, role in zip(leaves, specs, found_roles.roles, strict=True)
     )
-    out = [v.aval for v in _jax.open_jaxpr(jaxpr).outvars]
-    positions = [path[0].idx for path, _ in leaves]
     return Step(
         name=_name(step),
         arguments=arguments,
@@ -147,8 +148,9 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
             name: TracedStack(stack=stack, body=body)
             for name, (stack, body) in found.items()
         },
-        donate=_donatable(positions, arguments, out),
+        donate=_donatable(arguments, jaxpr, found_roles.updates),
         updates=found_roles.updates,
+        differentiated=found_roles.differentiated or frozenset(),
         boundary=boundary,
         jaxpr=jaxpr,
     )
@@ -297,20 +299,28 @@ def _path(path: Sequence[Any]) -> str:
 
 
 def _donatable(
-    positions: Sequence[int], arguments: Sequence[Argument], out: Sequence[Any]
+    arguments: Sequence[Argument], jaxpr: Any, updates: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """Arguments made of state that all comes back, each array to a type of its own."""
+    """Arguments made of state that all comes back, each array to a type of its own.
+
+    A parameter comes back only if an output takes its place: of a gradient, which has
+    its type, a caller still needs the parameter.
+    """
 
     def kind(value: Any) -> tuple[tuple[int, ...], str]:
         return tuple(value.shape), str(value.dtype)
 
-    returned = collections.Counter(kind(aval) for aval in out)
+    out = [v.aval for v in _jax.open_jaxpr(jaxpr).outvars]
+    taken = {*updates.values()}
+    returned = collections.Counter(kind(a) for k, a in enumerate(out) if k not in taken)
     chosen = []
-    for position in sorted(set(positions)):
-        own = [a for p, a in zip(positions, arguments, strict=True) if p == position]
-        wanted = collections.Counter(kind(a.spec) for a in own)
-        is_state = any(a.role in _STATE for a in own)
-        if is_state and all(a.role != "batch" for a in own) and wanted <= returned:
+    for position in sorted({a.position for a in arguments}):
+        own = [(i, a) for i, a in enumerate(arguments) if a.position == position]
+        roles = {a.role for _, a in own}
+        left = [a for i, a in own if i not in updates]
+        wanted = collections.Counter(kind(a.spec) for a in left)
+        lost = "batch" in roles or "parameter" in {a.role for a in left}
+        if not _STATE.isdisjoint(roles) and not lost and wanted <= returned:
             returned -= wanted
             chosen.append(position)
     return tuple(chosen)

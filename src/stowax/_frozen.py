@@ -46,9 +46,7 @@ def find_frozen(
             elif called is not None and hasattr(_jax.open_jaxpr(called), "eqns"):
                 inputs = _jax.open_jaxpr(called).invars
                 if len(inputs) == len(values) and name not in ("scan", "while"):
-                    env.update(
-                        zip(equation.outvars, walk(called, values), strict=True)
-                    )
+                    env.update(zip(equation.outvars, walk(called, values), strict=True))
         return [read(v) for v in opened.outvars]
 
     walk(jaxpr, list(range(len(_jax.open_jaxpr(jaxpr).invars))))

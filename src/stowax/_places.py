@@ -29,9 +29,10 @@ def planned_kinds(records: Sequence[ArgumentRecord], args: Sequence[Any]) -> Any
     """The memory kind of every array of `args`, as trees of the same structure.
 
     An argument belongs to the first of the step's arguments that has its paths, shapes
-    and dtypes and is not taken by an earlier one. What is none of them, and what the
-    step does not return (a batch), has the kind `None`: on the device, like anything
-    that nobody asked about. If the plan has nothing in host memory, everything has.
+    and dtypes and is not taken by an earlier one. What is none of them, and what stays
+    on the device and the step does not return (a batch), has the kind `None`, like
+    anything that nobody asked about. If the plan has nothing in host memory, everything
+    has.
 
     **Raises:** `PlanMismatchError` for what has the paths of an argument in host memory
     with other shapes or dtypes: left on the device it might be larger than that.
@@ -195,7 +196,9 @@ def _name(shape: Sequence[int], dtype: str) -> str:
 
 
 def _kind(record: ArgumentRecord, hosted: bool) -> str | None:
-    return record.memory_kind if hosted and record.output is not None else None
+    if record.output is None and record.memory_kind == "device":
+        return None
+    return record.memory_kind if hosted else None
 
 
 def _anywhere(mesh: Mesh | None, kind: str) -> NamedSharding:

@@ -165,7 +165,7 @@ class Plan(PlanRecord):
         if not mine:
             return None
         return Hosted(
-            updates={i: a.output for i, a in mine.items() if a.output is not None},
+            updates={i: a.output for i, a in mine.items()},
             shards={i: a.shard for i, a in mine.items()},
             in_turn=find_target(self.target).platform != "tpu",
             lean=self.lean,

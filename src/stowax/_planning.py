@@ -109,7 +109,7 @@ def plan(
     say(f"surveying {bodies} on {machine.name}")
     free = take_survey(step, specs, traced, machine, options)
     if donate is False:
-        free = free.narrowed(_without_donation)
+        free = free.narrowed(_without_donation(free))
     survey = free.narrowed(preferences.allow)
     preferences.check_matched()
     search = Search(
@@ -192,10 +192,19 @@ class _AsWritten:
         )
 
 
-def _without_donation(value: Value) -> frozenset[Decision]:
-    """State in host memory is updated where it lies: its buffers have to be donated."""
-    staying = value.allowed - {"offload"} if value.role != "activation" else None
-    return staying or value.allowed
+def _without_donation(survey: Survey) -> Callable[[Value], frozenset[Decision]]:
+    """State in host memory is updated where it lies: its buffers have to be donated.
+
+    Those of what is only read need not be.
+    """
+    read_only = survey.state.read_only if survey.state else ()
+
+    def allow(value: Value) -> frozenset[Decision]:
+        if value.role == "activation" or value.index in read_only:
+            return value.allowed
+        return value.allowed - {"offload"} or value.allowed
+
+    return allow
 
 
 def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -13,8 +13,10 @@ answers, to be planned beside the layers' bodies:
   turn, one array after the other, and may be offloaded, too;
 - what is small, cannot be cut, or is read outside of layers stays on the device.
 
-Only arrays that the step gives back in the same type, and that can be donated, are
-candidates: they are updated where they lie. Arrays that are alike but for numbers in
+Arrays that the step gives back in the same type, and that can be donated, are
+candidates: they are updated where they lie. So are parameters that it only reads
+(frozen weights, or all of them in a step that returns gradients): they stay where they
+are, and nothing is donated. Arrays that are alike but for numbers in
 their paths (the layers of an unrolled model) are one value: the solver need not tell
 them apart, and a stack's loops fetch all layers' arrays or none.
 """
@@ -50,11 +52,13 @@ class State:
     """The state's body; `leaves[value]` are the arrays of a value, by flat position.
 
     `reasons[value]` says why it is not streamed element by element, else it is empty.
+    `read_only` are the values that the step reads and returns nothing for.
     """
 
     body: Body
     leaves: tuple[tuple[int, ...], ...]
     reasons: tuple[str, ...]
+    read_only: frozenset[int]
 
     def hosted(self, chosen: Sequence[Decision | None]) -> tuple[int, ...]:
         """Flat positions of the arguments that live in host memory by a decision."""
@@ -83,9 +87,7 @@ def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None
     candidates = [
         i
         for i, argument in enumerate(step.arguments)
-        if argument.role in ("optimizer state", "parameter")
-        and i in step.updates
-        and argument.position in step.donate
+        if _movable(step, i)
         and getattr(specs[i], "sharding", None) is not None
         and device_bytes(specs[i]) >= OFFLOAD_LEAST_BYTES
     ]
@@ -117,13 +119,16 @@ def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None
         )
         for index, own in enumerate(groups)
     )
+    read_only = frozenset(k for k, own in enumerate(groups) if _only_read(step, own[0]))
     body = Body(
         name=NAME,
         count=1,
         values=values,
         operations=(),
         forward_seconds=0.0,
-        backward_seconds=_update_seconds(values, target),
+        backward_seconds=_update_seconds(
+            [v for v in values if v.index not in read_only], target
+        ),
         points=(),
         phase="update",
     )
@@ -131,13 +136,28 @@ def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None
         body=body,
         leaves=tuple(tuple(own) for own in groups),
         reasons=tuple(leaves[own[0]].reason for own in groups),
+        read_only=read_only,
     )
+
+
+def _movable(step: Step, i: int) -> bool:
+    """Whether an argument is state that is updated where it lies, or is only read."""
+    argument = step.arguments[i]
+    if argument.role not in ("optimizer state", "parameter"):
+        return False
+    if _only_read(step, i):
+        return argument.role == "parameter"
+    return argument.position in step.donate
+
+
+def _only_read(step: Step, i: int) -> bool:
+    return i not in step.updates
 
 
 def _found(step: Step, specs: Sequence[Any], candidates: Sequence[int]) -> Streamed:
     return stream_update(
         step.jaxpr,
-        {i: step.updates[i] for i in candidates},
+        {i: step.updates.get(i) for i in candidates},
         per_device={i: shard_shape(specs[i]) for i in candidates},
         boundary=step.boundary,
     )
@@ -155,8 +175,9 @@ def _alike(
     for i in candidates:
         leaf = leaves[i]
         argument = step.arguments[i]
+        kind = argument.role, _only_read(step, i)
         path = _general(argument.path)
-        alike[argument.role, path, leaf.shape, leaf.dtype, leaf.way].append(i)
+        alike[kind, path, leaf.shape, leaf.dtype, leaf.way].append(i)
     return [tuple(own) for own in alike.values()]
 
 
@@ -167,6 +188,8 @@ def _fed(found: Streamed, step: Step, specs: Sequence[Any], target: Target) -> s
     for group in found.groups:
         if any(number not in returned for number, _ in group.gives):
             streamed -= {*group.reads}
+        if group.gives:  # of what is only read, something whole is made on the device
+            streamed -= {i for i in group.reads if _only_read(step, i)}
     fed = set()
     for position in found.feeds.served:
         for leaf, axis in _layer_axes(found, position, step):

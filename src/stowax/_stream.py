@@ -25,12 +25,13 @@ from ._update_run import run_streamed
 class Hosted:
     """The arguments that live in host memory.
 
-    `updates` says which output takes the place of each (both flat positions), `shards`
+    `updates` says which output takes the place of each (both flat positions), `None` of
+    those that are only read, `shards`
     has the shape of one device's part of each. `in_turn` and `lean` are what
     `run_streamed` takes.
     """
 
-    updates: Mapping[int, int]
+    updates: Mapping[int, int | None]
     shards: Mapping[int, tuple[int, ...]]
     in_turn: bool
     lean: bool = False
@@ -40,6 +41,8 @@ def stream_state(
     step: Callable[..., Any], hosted: Hosted, boundary: dict[str, Emission]
 ) -> Callable[..., Any]:
     """`step`, with the arguments that `hosted` names in host memory, and returned so.
+
+    Those that are only read stay where they are; they need not be donated.
 
     **Arguments:** `boundary` is where the step registers the loops of its stacks.
 

@@ -120,7 +120,7 @@ class Survey:
         if not positions:
             return None
         return Hosted(
-            updates={i: self.step.updates[i] for i in positions},
+            updates={i: self.step.updates.get(i) for i in positions},
             shards={i: shard_shape(specs[i]) for i in positions},
             in_turn=self.target.platform != "tpu",
             lean=self._lean(chosen),

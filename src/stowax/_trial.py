@@ -144,9 +144,11 @@ def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> tuple[str, ...
             planned += body.count * value.bytes
             if not transfers_named(inspection, f"stowax.offload.{name}.{number}"):
                 lost.append(f"{value.name} ({value.source})")
-    for i in plan.hosted.shards if plan.hosted else ():
-        planned += device_bytes(specs[i])
-        if not transfers_named(inspection, f"stowax.state.{i}"):
+    hosted = plan.hosted.shards if plan.hosted else {}
+    written = _written(survey)
+    for i in hosted:
+        planned += device_bytes(specs[i]) if i in written else 0
+        if i in written and not transfers_named(inspection, f"stowax.state.{i}"):
             lost.append(survey.step.arguments[i].path)
     moved = sum(
         t.bytes * t.trips
@@ -154,6 +156,14 @@ def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> tuple[str, ...
         if t.direction == "device-to-host" and GRADIENTS not in t.op_name
     )
     return tuple(lost) if moved < _ENOUGH * planned else ()
+
+
+def _written(survey: Survey) -> set[int]:
+    """Flat positions of state that the update brings back to the host."""
+    if survey.state is None:
+        return set()
+    values = zip(survey.state.body.values, survey.state.leaves, strict=True)
+    return {i for value, own in values if value.update_out for i in own}
 
 
 def _not_streamed(survey: Survey, inspection: Any, lowered: Any) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from ._update_record import Group, Streamed, in_order, report
 
 def stream_update(
     jaxpr: Any,
-    host_inputs: Mapping[int, int],
+    host_inputs: Mapping[int, int | None],
     *,
     per_device: Mapping[int, Sequence[int]] | None = None,
     size: BlockSize | None = None,
@@ -48,7 +48,7 @@ def stream_update(
 
     **Arguments:** `jaxpr` is a whole step's, traced with everything on the device.
     `host_inputs` says of each input that is to live in host memory which output it
-    becomes (both flat positions). `per_device` has the shapes of one device's shards of
+    becomes (both flat positions), `None` of what is only read. `per_device` has the shapes of one device's shards of
     those that are spread over a mesh. `boundary` has the loops of stacks that stand in
     `jaxpr`: what they read of the host inputs they fetch layer by layer, and leave its
     gradients in host memory where all that reads those works on blocks.
@@ -58,7 +58,7 @@ def stream_update(
     on_device: set[int] = set()
     while True:
         finder = _Finder(program, per_device or {}, size, boundary, on_device)
-        found = finder.find(dict(host_inputs))
+        found = finder.find(host_inputs)
         whole = finder.needed_whole(found)
         if not whole:
             return found
@@ -92,14 +92,17 @@ class _Finder:
         self.member: dict[int, int] = {}
         self.level: list[int] = []
 
-    def find(self, host_inputs: dict[int, int]) -> Streamed:
+    def find(self, host_inputs: Mapping[int, int | None]) -> Streamed:
         """The search, step by step."""
         cuts = {i: self._cut([i]) for i in host_inputs}
         self.leaves = {i: cut for i, cut in cuts.items() if isinstance(cut, Cut)}
         feeds = find_feeds(self.program, self.leaves, self.users, self.boundary)
-        self.feeds = feeds.without_gradients_of(self.gradients_on_device)
+        unread = {v.leaf for n, v in feeds.gradients.items() if not self._wanted(n)}
+        self.feeds = feeds.without_gradients_of(unread | {*self.gradients_on_device})
         self.users = users_besides(self.program, self.feeds, self.users)
-        self.host_inputs = {i: o for i, o in host_inputs.items() if i in self.leaves}
+        self.host_inputs = {
+            i: o for i, o in host_inputs.items() if i in self.leaves and o is not None
+        }
         hosted = set(self.host_inputs.values())
         for position, number in enumerate(self.program.outputs):
             if isinstance(number, int) and position not in hosted:
@@ -133,6 +136,10 @@ class _Finder:
             for number, value in self.feeds.gradients.items()
             if number in returned | whole or not grouped.issuperset(self.users[number])
         }
+
+    def _wanted(self, number: int) -> bool:
+        """Whether anything reads a value; a frozen part's gradients may have none."""
+        return bool(self.users[number]) or number in self.program.outputs
 
     def _hosted(self, number: int) -> bool:
         return number in self.leaves or number in self.feeds.gradients
@@ -279,6 +286,13 @@ class _Finder:
             for number in program.nodes[p].outputs
             if needed(number) and not reduction(program, program.nodes[p])
         ]
+        totals = [
+            program.nodes[p].outputs[0]
+            for p in part
+            if reduction(program, program.nodes[p])
+        ]
+        if not (writes or gives or totals):
+            return None  # on the way to a stack's loop, which does it itself
         return Group(
             cut=cut if isinstance(cut, Cut) else self._cut_of(hosted[0]),
             nodes=tuple(nodes),
@@ -291,11 +305,7 @@ class _Finder:
                 places_of(program, self.users, self.on_device, (gives, sliced, nodes))
             ),
             views=tuple(views),
-            totals=tuple(
-                program.nodes[p].outputs[0]
-                for p in part
-                if reduction(program, program.nodes[p])
-            ),
+            totals=tuple(totals),
             gradients=tuple(
                 self.feeds.gradients[i] for i in reads if i in self.feeds.gradients
             ),

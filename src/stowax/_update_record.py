@@ -20,11 +20,12 @@ class Leaf:
 
     `way` is "streamed" (in blocks, element by element), "whole" (in host memory, but on
     the device as a whole while it is worked on) or "device" (left there); `reason` says
-    why it is not streamed. `input` and `output` are flat positions in the step.
+    why it is not streamed. `input` and `output` are flat positions in the step; what
+    is only read has no output.
     """
 
     input: int
-    output: int
+    output: int | None
     shape: tuple[int, ...]
     dtype: str
     way: str
@@ -166,7 +167,7 @@ def in_order(
 def report(
     program: Program,
     leaf: int,
-    output: int,
+    output: int | None,
     cut: Cut | str,
     groups: Sequence[Group],
     outside: Sequence[int],

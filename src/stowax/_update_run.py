@@ -220,6 +220,10 @@ class _Loop:
         }
         for value in self.group.gradients:
             parts[value.number] = self.fetch_gradient(value, here)
+        for leaf in self.group.reads:
+            if leaf not in fetched and leaf not in parts:  # nothing takes its place
+                whole = jnp.reshape(self.env[leaf], cut.rows)
+                parts[leaf] = self._fetch(whole, leaf, here)
         values = self._compute({**fetched, **sliced, **parts}, now)
         written = {}
         for number, place in self.group.gives:

@@ -99,6 +99,7 @@ LAYERS = (
         "_program",
         "_simulate",
         "_state",
+        "_stays",
         "_stream",
         "_target",
         "_xplane",

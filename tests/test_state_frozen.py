@@ -56,7 +56,7 @@ def loss_of(form):
 
 
 def tuning(form):
-    """Low-rank weights are trained with momentum, the rest is an argument of its own."""
+    """Low-rank weights are trained with momentum; the rest is another argument."""
 
     def step(base, tuned, momentum, x):
         loss, grads = jax.value_and_grad(loss_of(form))(tuned, base, x)

@@ -185,7 +185,11 @@ def test_parameters_read_outside_of_layers_stay():
     params = {"in": stacked, "out": stacked, "head": spec(WIDTH, WIDTH)}
     found = plan(step, (params, spec(ROWS, WIDTH)), budget="1MiB")
     decisions = {d.name: d.decision for d in found.decisions if d.stack == "state"}
-    assert decisions == {"args[0]['in']": "offload", "args[0]['out']": "offload"}
+    assert decisions == {
+        "args[0]['in']": "offload",
+        "args[0]['out']": "offload",
+        "args[0]['head']": "keep",
+    }
 
 
 def test_gradients_that_something_needs_whole_stay_on_the_device():

@@ -11,6 +11,8 @@ from ._pinned import beyond_the_pool
 from ._plan_record import Baseline, DecisionRecord, StackRecord
 from ._planner import baselines, evaluate, named
 from ._stages import Body, Decision, Decisions, Evaluation, Problem, Value
+from ._state import NAME as STATE
+from ._stays import LEAST
 from ._survey import Survey
 from ._units import format_bytes, format_seconds
 
@@ -20,7 +22,10 @@ _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_genera
 def decision_records(
     survey: Survey, decisions: Decisions, pinned: dict
 ) -> tuple[DecisionRecord, ...]:
-    """One record per value that the backward pass needs or the plan stores."""
+    """One record per value that the backward pass needs or the plan stores.
+
+    And per array of the state that could not leave, but for small ones (`notes`).
+    """
     records = []
     for body, chosen in zip(survey.bodies, decisions, strict=True):
         for value, decision in zip(body.values, chosen, strict=True):
@@ -45,6 +50,26 @@ def decision_records(
                     pinned=pinned.get((body.name, value.index)),
                 )
             )
+    for staying in survey.staying:
+        value, count = staying.value, staying.count
+        if staying.small:
+            continue
+        records.append(
+            DecisionRecord(
+                stack=STATE,
+                value=value.index,
+                name=value.name,
+                source=value.source,
+                role=value.role,
+                shape=value.shape,
+                dtype=value.dtype,
+                count=count,
+                bytes=value.bytes // count,
+                decision="keep",
+                reason=f"it stays: {value.stays}",
+                pinned=pinned.get((STATE, value.index)),
+            )
+        )
     return tuple(records)
 
 
@@ -58,16 +83,22 @@ def _count(survey: Survey, body: Body, value: Value) -> int:
 def _state_reason(survey: Survey, value: Value, decision: Decision) -> str:
     """Why an array of the step's state is where it is."""
     why = survey.state.reasons[value.index] if survey.state else ""
+    if value.allowed == {"keep"} and value.stays:
+        return f"it stays: {value.stays}"
     link = survey.target.link
     out, back = value.bytes / link.device_to_host, value.bytes / link.host_to_device
     seconds = format_seconds(max(out, back))
     if decision == "keep":
-        only = value.allowed == {"keep"}
-        moving = f"its copies would take {seconds}"
-        return f"it stays: {why}" if only and why else moving
+        return f"its copies would take {seconds}"
+    if _only_read(survey, value):
+        return f"layers fetch it, nothing changes it; its copies take {seconds} a pass"
     if why:
         return f"copies take {seconds}; as a whole on the device at its turn: {why}"
     return f"streams through the update in blocks; its copies take {seconds} each way"
+
+
+def _only_read(survey: Survey, value: Value) -> bool:
+    return survey.state is not None and value.index in survey.state.read_only
 
 
 def _reason(
@@ -234,12 +265,17 @@ def _argument_bytes(spec: Any) -> int:
 
 
 def notes(
-    survey: Survey, fits: bool, host_bytes: int, *, unrolled: bool = False
+    survey: Survey,
+    fits: bool,
+    host_bytes: int,
+    decisions: Decisions | None,
+    *,
+    unrolled: bool = False,
 ) -> tuple[str, ...]:
     """What a user has to know about the target, and about what was not possible.
 
-    `host_bytes` are those of the plan's compiled program; `unrolled` says that the plan
-    leaves the layers of a Python loop as they are.
+    `host_bytes` are those of the plan's compiled program, `decisions` its own;
+    `unrolled` says that the plan leaves the layers of a Python loop as they are.
     """
     target = survey.target
     found = list(target.notes)
@@ -260,6 +296,15 @@ def notes(
             "no layers repeat in what is marked, and stowax moves the values of "
             "repeated layers: write them as jax.lax.scan, or as a Python loop over "
             "equal blocks, and mark the function that runs them",
+        )
+    small = [staying for staying in survey.staying if staying.small]
+    if small and decisions and survey.state and survey.state.hosted(decisions[0]):
+        count = sum(staying.count for staying in small)
+        size = format_bytes(sum(staying.value.bytes for staying in small))
+        what = "1 array" if count == 1 else f"{count} arrays"
+        found.append(
+            f"{what} of the state ({size}) {'stays' if count == 1 else 'stay'} on the "
+            f"device: copies of less than {LEAST} are not worth it"
         )
     if survey.without_offloads:
         found.insert(

@@ -32,12 +32,15 @@ from ._plan_record import ArgumentRecord, Baseline, PinPrice
 from ._planner import solve
 from ._preferences import Preferences
 from ._rewrite import Options
-from ._stages import Decision, Value
+from ._stages import Value
+from ._state import NAME as STATE
 from ._state import shard_shape
 from ._survey import Survey, take_survey
 from ._target import target as find_target
 from ._trace import trace_step
 from ._trial import check_offloads
+
+_NOT_DONATED = "it is updated in its place in host memory, which donate=False forbids"
 
 
 def plan(
@@ -109,8 +112,10 @@ def plan(
     say(f"surveying {bodies} on {machine.name}")
     free = take_survey(step, specs, traced, machine, options)
     if donate is False:
-        free = free.narrowed(_without_donation(free))
+        free = _without_donation(free)
     survey = free.narrowed(preferences.allow)
+    for staying in free.staying:
+        preferences.allow(staying.value)
     preferences.check_matched()
     search = Search(
         survey=survey,
@@ -180,7 +185,7 @@ class _AsWritten:
         traced = trace_step(step, specs, options)
         self.free = take_survey(step, specs, traced, rolled.target, options)
         if self.rolled.donate is False:
-            self.free = self.free.narrowed(_without_donation)
+            self.free = _without_donation(self.free)
         # Patterns that meet nothing here have met something in the rolled layers.
         preferences = Preferences(pin=self.pin, forbid=self.forbid)
         return dataclasses.replace(
@@ -192,19 +197,25 @@ class _AsWritten:
         )
 
 
-def _without_donation(survey: Survey) -> Callable[[Value], frozenset[Decision]]:
+def _without_donation(survey: Survey) -> Survey:
     """State in host memory is updated where it lies: its buffers have to be donated.
 
     Those of what is only read need not be.
     """
-    read_only = survey.state.read_only if survey.state else ()
-
-    def allow(value: Value) -> frozenset[Decision]:
-        if value.role == "activation" or value.index in read_only:
-            return value.allowed
-        return value.allowed - {"offload"} or value.allowed
-
-    return allow
+    if survey.state is None:
+        return survey
+    read_only = survey.state.read_only
+    state, *layers = survey.bodies
+    values = tuple(
+        value
+        if value.index in read_only
+        else dataclasses.replace(
+            value, allowed=frozenset({"keep"}), stays=value.stays or _NOT_DONATED
+        )
+        for value in state.values
+    )
+    bodies = (dataclasses.replace(state, values=values), *layers)
+    return dataclasses.replace(survey, bodies=bodies)
 
 
 def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -308,6 +319,7 @@ def _figures(found: Found) -> dict[str, Any]:
             survey,
             fits,
             measured.host_bytes,
+            best.decisions,
             unrolled=search is not found.rolled,
         ),
         "solving_seconds": search.solving_seconds,
@@ -333,10 +345,11 @@ def _baselines(found: Found) -> tuple[Baseline, ...]:
 def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
     if best.decisions is None or best.evaluation is None:
         return ()
+    values = [(body.name, value) for body in survey.bodies for value in body.values]
+    values += [(STATE, staying.value) for staying in survey.staying]
     pinned = {
-        (body.name, value.index): pattern
-        for body in survey.bodies
-        for value in body.values
+        (body, value.index): pattern
+        for body, value in values
         if (pattern := preferences.matched(value)) is not None
     }
     return decision_records(survey, best.decisions, pinned)

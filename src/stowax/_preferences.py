@@ -199,14 +199,13 @@ def _called(value: Value) -> str:
 
 
 _WHY = {
+    "recompute state": "it is given to the step, so it cannot be computed again",
     "recompute input": "it enters the layer from the one before, so it cannot be "
     "computed again inside of it",
     "effects": "running its operation again would be noticed (printing, a callback)",
     "small": "it is smaller than 1 MiB on a device, where a copy costs more than its "
     "bytes say, so it is not offloaded",
     "kind": "it is no floating-point array of two axes or more, so it is not offloaded",
-    "state": "it is smaller than 4 MiB on a device, or cannot be cut into even blocks, "
-    "or the target has no host memory of its own, so it stays where it is",
     "host": "the target has no host memory of its own, so nothing is offloaded",
     "keep": "it depends on constants alone and is computed again wherever it is read, "
     "so it is never kept",
@@ -217,10 +216,12 @@ def _impossible(pin: _Rule, met: Sequence[Value]) -> ArgumentError:
     largest = max(met, key=lambda value: value.bytes)
     if largest.allowed == {"recompute"}:
         why = _WHY["keep"]
+    elif pin.decision == "recompute" and largest.role != "activation":
+        why = _WHY["recompute state"]
     elif pin.decision == "recompute":
         why = _WHY["recompute input" if largest.operation is None else "effects"]
     else:
-        why = _WHY[_not_offloaded(largest)]
+        why = largest.stays or _WHY[_not_offloaded(largest)]
     others = f" and {len(met) - 1} more" if len(met) > 1 else ""
     possible = " or ".join(repr(d) for d in DECISIONS if d in largest.allowed)
     return ArgumentError(
@@ -231,9 +232,7 @@ def _impossible(pin: _Rule, met: Sequence[Value]) -> ArgumentError:
 
 
 def _not_offloaded(value: Value) -> str:
-    """Which of the reasons of `_candidates` or `_state` holds for a value."""
-    if value.role != "activation" and value.bytes >= OFFLOAD_LEAST_BYTES:
-        return "state"
+    """Which of the reasons of `_candidates` holds for a value."""
     if len(value.shape) < 2 or "float" not in value.dtype:
         return "kind"
     return "small" if value.bytes < OFFLOAD_LEAST_BYTES else "host"

@@ -50,7 +50,8 @@ class Value:
     to its place in a stack, moving it aside; copies over the host link are not in it.
 
     State in host memory crosses the link where it is used: `update_in` and `update_out`
-    bytes at the update, and what `passages` say while layers run.
+    bytes at the update, and what `passages` say while layers run. `stays` says why it
+    cannot be offloaded, where more is known than its type and size say.
     """
 
     index: int
@@ -69,6 +70,7 @@ class Value:
     update_in: int = 0
     update_out: int = 0
     passages: tuple[Passage, ...] = ()
+    stays: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

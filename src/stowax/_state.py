@@ -41,7 +41,13 @@ from ._update_feed import emission_of
 from ._update_find import stream_update
 from ._update_record import Leaf, Streamed
 
-_UNTILED = "its rows do not fill the tiles that a TPU copies"
+UNTILED = "its rows do not fill the tiles that a TPU copies"
+NO_HOST = "the target has no host memory of its own"
+_SPREAD = "parameters under a mesh do not stream"
+_LAST_AXES = (
+    "its layers lie along one of its last two axes, and a TPU copies whole tiles, "
+    "which span these"
+)
 
 NAME = "state"
 """Name of the body that the state makes."""
@@ -79,19 +85,29 @@ def device_bytes(spec: Any) -> int:
     return math.prod(shard_shape(spec)) * (dtype.itemsize if dtype else 0)
 
 
-def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None:
-    """The state of `step`, or `None` if there is none worth a decision.
+def search_state(step: Step, specs: Sequence[Any]) -> Streamed:
+    """What `step` does to every array of its state that could be worth moving.
 
     **Arguments:** `specs` are the step's arguments, flat, with their shardings.
     """
     candidates = [
         i
-        for i, argument in enumerate(step.arguments)
+        for i in range(len(step.arguments))
         if _movable(step, i)
         and getattr(specs[i], "sharding", None) is not None
         and device_bytes(specs[i]) >= OFFLOAD_LEAST_BYTES
     ]
-    found = _found(step, specs, candidates)
+    return _found(step, specs, candidates)
+
+
+def find_state(
+    step: Step, specs: Sequence[Any], target: Target, found: Streamed
+) -> State | None:
+    """The state of `step`, or `None` if there is none worth a decision.
+
+    **Arguments:** `specs` as for `search_state`, `found` is what that gave.
+    """
+    candidates = [leaf.input for leaf in found.leaves]
     weights = {i for i in candidates if step.arguments[i].role == "parameter"}
     fed = _fed(found, step, specs, target) & weights
     # All arrays of a value move together.
@@ -108,13 +124,13 @@ def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None
     for i in candidates:
         shard = jax.ShapeDtypeStruct(shard_shape(specs[i]), specs[i].dtype)
         if not can_stream(shard, platform=target.platform):
-            leaves[i] = dataclasses.replace(leaves[i], way="device", reason=_UNTILED)
+            leaves[i] = dataclasses.replace(leaves[i], way="device", reason=UNTILED)
     values = tuple(
         _value(
             index,
             [step.arguments[i] for i in own],
             leaves[own[0]],
-            target.host_bytes > 0 and target.platform != "cpu",
+            has_host_memory(target),
             traffic.fields(own),
         )
         for index, own in enumerate(groups)
@@ -140,6 +156,11 @@ def find_state(step: Step, specs: Sequence[Any], target: Target) -> State | None
     )
 
 
+def has_host_memory(target: Target) -> bool:
+    """Whether what is offloaded leaves the device's memory; a CPU has only one."""
+    return target.host_bytes > 0 and target.platform != "cpu"
+
+
 def _movable(step: Step, i: int) -> bool:
     """Whether an argument is state that is updated where it lies, or is only read."""
     argument = step.arguments[i]
@@ -151,6 +172,7 @@ def _movable(step: Step, i: int) -> bool:
 
 
 def _only_read(step: Step, i: int) -> bool:
+    """Whether no output of the step takes an argument's place."""
     return i not in step.updates
 
 
@@ -176,7 +198,7 @@ def _alike(
         leaf = leaves[i]
         argument = step.arguments[i]
         kind = argument.role, _only_read(step, i)
-        path = _general(argument.path)
+        path = general(argument.path)
         alike[kind, path, leaf.shape, leaf.dtype, leaf.way].append(i)
     return [tuple(own) for own in alike.values()]
 
@@ -192,13 +214,9 @@ def _fed(found: Streamed, step: Step, specs: Sequence[Any], target: Target) -> s
             streamed -= {i for i in group.reads if _only_read(step, i)}
     fed = set()
     for position in found.feeds.served:
-        for leaf, axis in _layer_axes(found, position, step):
-            whole = len(specs[leaf].sharding.device_set) == 1
-            part = _part(specs[leaf], axis)
-            platform, ndim = target.platform, specs[leaf].ndim
-            order = None if axis is None else host_order(ndim, axis, platform=platform)
-            crosses = can_stream(part, platform=platform) and order is None
-            if leaf in streamed and whole and crosses:
+        for leaf, axis in layer_axes(found, position, step):
+            refused = why_layers_do_not_cross(specs[leaf], axis, target.platform)
+            if leaf in streamed and not refused:
                 fed.add(leaf)
             else:
                 streamed.discard(leaf)
@@ -206,7 +224,7 @@ def _fed(found: Streamed, step: Step, specs: Sequence[Any], target: Target) -> s
     return fed
 
 
-def _layer_axes(
+def layer_axes(
     found: Streamed, position: int, step: Step
 ) -> Iterator[tuple[int, int | None]]:
     """The leaves that a loop fetches, with the axis of each that counts the layers."""
@@ -224,10 +242,18 @@ def _layer_axes(
         yield leaf, None if emission.stack.separate else axis
 
 
-def _part(spec: Any, axis: int | None) -> jax.ShapeDtypeStruct:
-    """One layer's part of an array."""
-    shape = [n for k, n in enumerate(spec.shape) if k != axis]
-    return jax.ShapeDtypeStruct(shape, spec.dtype)
+def why_layers_do_not_cross(spec: Any, axis: int | None, platform: str) -> str:
+    """Why one layer's part of an array cannot be copied by itself; empty if it can.
+
+    `axis` of the array counts the layers, if it holds more than one.
+    """
+    if len(spec.sharding.device_set) > 1:
+        return _SPREAD
+    if axis is not None and host_order(spec.ndim, axis, platform=platform) is not None:
+        return _LAST_AXES
+    part = [n for k, n in enumerate(spec.shape) if k != axis]
+    part = jax.ShapeDtypeStruct(part, spec.dtype)
+    return "" if can_stream(part, platform=platform) else UNTILED
 
 
 class _Traffic:
@@ -254,7 +280,7 @@ class _Traffic:
                 continue
             ways = self.layers.setdefault(emission.stack.name, {})
             mine = ways.setdefault(emission.kind, collections.Counter())
-            for leaf, _ in _layer_axes(found, position, step):
+            for leaf, _ in layer_axes(found, position, step):
                 mine[leaf] += self.bytes[leaf] // emission.stack.count
 
     def fields(self, own: Sequence[int]) -> dict[str, Any]:
@@ -296,10 +322,11 @@ def _value(
     allowed: set[Decision] = {"keep"}
     if leaf.way != "device" and has_host:
         allowed.add("offload")
+    stays = leaf.reason if leaf.way == "device" else "" if has_host else NO_HOST
     first = arguments[0]
     return Value(
         index=index,
-        name=_general(first.path) if len(arguments) > 1 else first.path,
+        name=general(first.path) if len(arguments) > 1 else first.path,
         source="",
         shape=leaf.shape,
         dtype=leaf.dtype,
@@ -308,6 +335,7 @@ def _value(
         needed=True,
         allowed=frozenset(allowed),
         role=first.role,
+        stays=stays,
         **traffic,
     )
 
@@ -318,5 +346,6 @@ def _update_seconds(values: Sequence[Value], target: Target) -> float:
     return seconds(OperationCost(bytes_read=moved, bytes_written=moved), target.chip)
 
 
-def _general(path: str) -> str:
+def general(path: str) -> str:
+    """A path with all numbers alike: what arrays that are one value are called."""
     return re.sub(r"\d+", "*", path)

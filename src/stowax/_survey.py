@@ -26,7 +26,8 @@ from ._predict import MemoryPrediction, predict_memory
 from ._rewrite import Options
 from ._stack import LOOP_SCOPE
 from ._stages import Body, Decision, Decisions, Point, Problem, Value
-from ._state import State, find_state, shard_shape
+from ._state import State, find_state, search_state, shard_shape
+from ._stays import Staying, find_staying
 from ._stream import Hosted
 from ._trace import Step, TracedStack, store_all
 
@@ -36,10 +37,10 @@ class Survey:
     """A step on a target, ready to be planned.
 
     `bodies` are the layers' in forward order, before them the state's, if there is one
-    (`state.body`). `reserved_bytes` is what the layers need besides stored values, by
-    the prediction for a program that stores everything, `update_reserved_bytes` what
-    the step needs after them. `without_offloads` says that JAX refused host memory in
-    this step.
+    (`state.body`); `staying` is state that is no candidate. `reserved_bytes` is what
+    the layers need besides stored values, by the prediction for a program that stores
+    everything, `update_reserved_bytes` what the step needs after them.
+    `without_offloads` says that JAX refused host memory in this step.
     """
 
     function: Callable[..., Any]
@@ -54,6 +55,7 @@ class Survey:
     unpriced: tuple[str, ...]
     without_offloads: bool = False
     state: State | None = None
+    staying: tuple[Staying, ...] = ()
 
     def problem(
         self, device_bytes: int, host_bytes: int, correction: int = 0
@@ -179,7 +181,9 @@ def take_survey(
     layers = tuple(
         _body(traced, target, placements[name]) for name, traced in step.stacks.items()
     )
-    state = find_state(step, jax.tree.leaves(specs), target)
+    leaves = jax.tree.leaves(specs)
+    searched = search_state(step, leaves)
+    state = find_state(step, leaves, target, searched)
     bodies = (state.body, *layers) if state else layers
     total = program_seconds(step.jaxpr, target.chip, shards=_shards(placements))
     inside = sum(
@@ -191,6 +195,7 @@ def take_survey(
         blank,
         bodies=bodies,
         state=state,
+        staying=find_staying(step, leaves, target, searched, state),
         other_seconds=max(0.0, total - inside),
         unpriced=cost_of_jaxpr(step.jaxpr).unpriced,
     )

@@ -33,7 +33,7 @@ from ._update_inline import inline_update
 from ._update_kinds import elementwise, inputs_of, reduction, worked_shape
 from ._update_lead import Lead
 from ._update_places import places_of
-from ._update_record import Group, Streamed, in_order, report
+from ._update_record import Group, Streamed, copying, in_order, report
 
 
 def stream_update(
@@ -48,10 +48,11 @@ def stream_update(
 
     **Arguments:** `jaxpr` is a whole step's, traced with everything on the device.
     `host_inputs` says of each input that is to live in host memory which output it
-    becomes (both flat positions), `None` of what is only read. `per_device` has the shapes of one device's shards of
-    those that are spread over a mesh. `boundary` has the loops of stacks that stand in
-    `jaxpr`: what they read of the host inputs they fetch layer by layer, and leave its
-    gradients in host memory where all that reads those works on blocks.
+    becomes (both flat positions), `None` of what is only read. `per_device` has the
+    shapes of one device's shards of those that are spread over a mesh. `boundary` has
+    the loops of stacks that stand in `jaxpr`: what they read of the host inputs they
+    fetch layer by layer, and leave its gradients in host memory where all that reads
+    those works on blocks.
     """
     boundary = boundary or {}
     program = inline_update(jaxpr, host_inputs, boundary)
@@ -361,7 +362,7 @@ class _Finder:
             if i not in written and self.program.outputs[o] != i
         }
         copies = [
-            self._copy(leaf, reads=(value,) if value in self.leaves else (), made=value)
+            copying(self.leaves[leaf], leaf, value, made_on_host=value in self.leaves)
             for leaf, value in rest.items()
         ]
         needed = set(self.leaves) & self.on_device.keys()
@@ -371,23 +372,7 @@ class _Finder:
             inputs = self.program.nodes[position].inputs
             read = {i for k, i in enumerate(inputs) if k not in served}
             needed.update(self.leaves.keys() & read)
-        return [*copies, *(self._copy(i, reads=(i,)) for i in sorted(needed))]
-
-    def _copy(self, leaf: int, *, reads: tuple[int, ...], made: Any = None) -> Group:
-        """A loop that fetches `reads`, or writes `made` to the leaf's host buffer.
-
-        `made` may be another leaf: then the loop fetches and writes.
-        """
-        return Group(
-            cut=self.leaves[leaf],
-            nodes=(),
-            reads=reads,
-            writes=() if made is None else ((made, leaf),),
-            sliced=tuple(n for n in (made,) if n is not None and not reads),
-            spread=(),
-            others=(),
-            gives=((leaf, None),) if made is None else (),
-        )
+        return [*copies, *(copying(self.leaves[i], i) for i in sorted(needed))]
 
     def _plain(self, groups: Sequence[Group]) -> list[int]:
         """Positions of the nodes that run outside of all loops."""

@@ -91,6 +91,26 @@ class Group:
         )
 
 
+def copying(
+    cut: Cut, leaf: int, made: Any = None, *, made_on_host: bool = False
+) -> Group:
+    """A loop that fetches a leaf, or writes `made` to the leaf's host buffer.
+
+    `made` may be another leaf: then the loop fetches and writes.
+    """
+    fetched = leaf if made is None else made
+    return Group(
+        cut=cut,
+        nodes=(),
+        reads=(fetched,) if made is None or made_on_host else (),
+        writes=() if made is None else ((made, leaf),),
+        sliced=() if made is None or made_on_host else (made,),
+        spread=(),
+        others=(),
+        gives=((leaf, None),) if made is None else (),
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed:
     """A step ready to be run with part of its inputs in host memory (`run_streamed`).

@@ -17,7 +17,7 @@ from ._context import Context, hazard, where
 from ._copies import NOTABLE_BYTES
 
 # What hands its operand on as it is.
-_SAME = frozenset({"bitcast", "copy-done", "async-done", "async-update", "opt-barrier"})
+_VIEWS = frozenset({"bitcast", "opt-barrier"})
 # Moves the whole of its operand; a slice of another place is another value.
 _WHOLE = frozenset({"copy", "copy-start"})
 
@@ -42,22 +42,17 @@ class _View:
             for operand in item.operands:
                 self.users.setdefault(operand, []).append(item.name)
 
-    def origin(self, name: str) -> str:
-        """The instruction that made a value, copies and views of it passed over."""
+    def place(self, name: str) -> str:
+        """The instruction that made a value where it lies, views of it passed over."""
         while name in self.items:
             item = self.items[name]
-            if item.opcode in _SAME or item.opcode in _WHOLE:
+            inner = self.items.get(item.operands[0]) if item.operands else None
+            if item.opcode in _VIEWS:
                 name = item.operands[0]
+            elif item.tuple_index is not None and inner and inner.opcode == "tuple":
+                name = inner.operands[item.tuple_index]
             else:
                 break
-        return name
-
-    def place(self, name: str) -> str:
-        """The same, in the memory where it lies: copies are not passed over."""
-        while name in self.items and self.items[name].opcode in _SAME:
-            if self.items[name].opcode.endswith("-done"):
-                break
-            name = self.items[name].operands[0]
         return name
 
     def last_use(self, name: str) -> int:
@@ -65,7 +60,7 @@ class _View:
         last = self.position[name]
         for user in self.users.get(name, ()):
             item = self.items[user]
-            if item.opcode in ("bitcast", "tuple", "opt-barrier"):
+            if item.opcode in _VIEWS or item.opcode == "tuple":
                 last = max(last, self.last_use(user))
             last = max(last, self.position[user])
         return len(self.items) if not self.users.get(name) else last

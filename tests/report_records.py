@@ -249,6 +249,7 @@ INSPECTION = Inspection(
     hazards=(
         Hazard(
             kind="host-compute",
+            what="Arithmetic runs on the host's processor.",
             where="/home/me/train/model.py:52 (jit(train_step)/dot_general)",
             cost="1.2 GFLOP of matrix products, 3.0 GiB read and written on the host",
             remedy="Bring the operands to the device before the arithmetic.",

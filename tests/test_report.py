@@ -325,6 +325,7 @@ to device  4.85 GiB    32 ×                all
            8.00 MiB     1 ×  synchronous   model.py:52 (stowax.offload.lay…
 
 HAZARD host-compute, 1 place
+  what    Arithmetic runs on the host's processor.
   where   /home/me/train/model.py:52 (jit(train_step)/dot_general)
   cost    1.2 GFLOP of matrix products, 3.0 GiB read and written on the host
   remedy  Bring the operands to the device before the arithmetic.

@@ -16,7 +16,7 @@ import jax
 
 from . import _inspect_record
 from ._argument_roles import argument_roles
-from ._compiled import CompiledProgram
+from ._compiled import CompiledProgram, LoweredProgram
 from ._errors import ArgumentError
 from ._hardware import CHIPS, chip_of_kind
 from ._hazards import Machine, find_hazards, make_context
@@ -83,13 +83,20 @@ def inspect(
         )
     elif hasattr(jitted_or_compiled, "trace"):
         machine = machine or target_of_name(None)
-        lowered = machine.lower(jitted_or_compiled, *args)
+        lowered = _lowered(machine, jitted_or_compiled, args)
         arguments = argument_roles(lowered.traced, _planned_roles(jitted_or_compiled))
         intent = intent_of_lowered(jitted_or_compiled, lowered, machine.chip)
         # The CPU's compiler tells where arrays lie with its memory figures.
         compiled = lowered.compile(
             getattr(jitted_or_compiled, "stowax_compiler_options", None),
             with_layout=machine.platform != "cpu",
+        )
+    elif isinstance(jitted_or_compiled, jax.stages.Lowered):
+        raise ArgumentError(
+            "jitted_or_compiled",
+            "Lowered, which is not compiled",
+            "Write stowax.inspect(lowered.compile()), or give the jitted function and "
+            "its arguments.",
         )
     else:
         raise ArgumentError(
@@ -107,6 +114,16 @@ def inspect(
             found, transfers=transfers, copies=copies_of(transfers, plan)
         )
     return _with_memory(found, compiled, machine, arguments)
+
+
+def _lowered(machine: Target, jitted: Any, args: tuple[Any, ...]) -> LoweredProgram:
+    """`jitted` for the machine; an error names the argument as `inspect` knows it."""
+    try:
+        return machine.lower(jitted, *args)
+    except ArgumentError as error:
+        name = error.argument.replace("specs[", "args[", 1)
+        name = "jitted_or_compiled" if name == "jitted" else name
+        raise ArgumentError(name, error.got, error.instead) from None
 
 
 def inspect_program(

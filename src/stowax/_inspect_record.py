@@ -45,8 +45,9 @@ class Memory:
 class Hazard:
     """Something in the compiled program that costs time or memory without a word.
 
-    `kind` is one of `HAZARD_KINDS`. `where` is the user's source line and the name of
-    the operation, as far as XLA kept them; `cost` and `remedy` are sentences.
+    `kind` is one of `HAZARD_KINDS`, `what` says what that is. `where` is the user's
+    source line and the name of the operation, as far as XLA kept them; `cost` and
+    `remedy` are sentences.
     `instruction` is the (first) instruction in the compiled text, `count` how many
     there are or how often it happens per step, `seconds` what it is estimated to cost
     per step.
@@ -59,6 +60,7 @@ class Hazard:
     instruction: str
     count: float
     seconds: float
+    what: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

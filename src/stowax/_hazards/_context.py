@@ -110,6 +110,7 @@ def hazard(
         where=where,
         cost=cost,
         remedy=KINDS[kind].remedy,
+        what=KINDS[kind].what,
         instruction=instruction,
         count=count,
         seconds=seconds,

@@ -7,10 +7,11 @@ direction.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .._inspect_record import Hazard, Inspection, MemoryUse
+from .._inspect_record import Inspection, MemoryUse
 from .._program_record import Transfer
 from .._timeline import Timeline
 from .._units import format_bytes, format_seconds
+from ._hazards_text import hazards_text, omissions_text
 from ._layout import (
     Align,
     count_of,
@@ -24,7 +25,6 @@ from ._layout import (
 from ._memory_text import memory_text
 
 _MOST_TRANSFERS = 5  # groups per direction
-_MOST_HAZARDS = 4  # of one kind
 _MOST_UNPRICED = 4
 _ALL_COLUMNS = 80  # narrower, the memory table stands on its side
 
@@ -58,8 +58,11 @@ def inspection_text(inspection: Inspection, width: int | None = None) -> str:
             *_transfers(inspection.transfers, columns),
             *facts(_agreement(inspection), columns),
         ],
-        _hazards(inspection.hazards, columns),
-        _small_print(inspection.timeline, columns),
+        hazards_text(inspection.hazards, columns),
+        [
+            *omissions_text(inspection.omissions, columns),
+            *_small_print(inspection.timeline, columns),
+        ],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
@@ -186,26 +189,6 @@ def _what(transfer: Transfer) -> str:
     named = transfer.op_name.rpartition("/")[2] or transfer.start
     source = short_source(transfer.source)
     return f"{source} ({named})" if source else named
-
-
-def _hazards(hazards: Sequence[Hazard], width: int) -> list[str]:
-    if not hazards:
-        return ["No hazards found."]
-    lines: list[str] = []
-    for kind in dict.fromkeys(hazard.kind for hazard in hazards):
-        alike = [hazard for hazard in hazards if hazard.kind == kind]
-        lines += [""] if lines else []
-        lines.append(f"HAZARD {kind}, {count_of(len(alike), 'place')}")
-        pairs: list[tuple[str, str]] = []
-        for hazard in alike[:_MOST_HAZARDS]:
-            pairs += [("  where", hazard.where), ("  cost", hazard.cost)]
-        if (more := len(alike) - _MOST_HAZARDS) > 0:
-            seconds = format_seconds(sum(h.seconds for h in alike[_MOST_HAZARDS:]))
-            pairs.append(("", f"and {count_of(more, 'place')} more, {seconds}"))
-        for remedy in dict.fromkeys(hazard.remedy for hazard in alike):
-            pairs.append(("  remedy", remedy))
-        lines += facts(pairs, width)
-    return lines
 
 
 def _small_print(timeline: Timeline, width: int) -> list[str]:

@@ -4,6 +4,7 @@ the same step put right, nor in plans."""
 import dataclasses
 import inspect as reader
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,13 @@ def test_the_list_is_closed_and_every_kind_says_what_it_is():
         "unaligned-offload",
     ]
     assert all(text.endswith(".") for text in HAZARD_KINDS.values())
+
+
+def test_the_documentation_has_the_list():
+    page = pathlib.Path(__file__).parents[1] / "docs" / "inspect.md"
+    lines = page.read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| `") and line.endswith(". |")]
+    assert rows == [f"| `{kind}` | {what} |" for kind, what in HAZARD_KINDS.items()]
 
 
 # --- what was asked for and did not happen ------------------------------------------

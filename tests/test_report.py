@@ -386,8 +386,7 @@ def test_targets_table_marks_every_figure_that_is_not_the_makers():
 def test_targets_list_names_a_source_for_every_figure_shown():
     rows = targets_table()
     text = " ".join(targets_text(rows, 160).split())
-    for row in rows:
-        chip = row.chip
+    for chip in (row.chip for row in rows):
         for figure in (chip.allowed_bytes, chip.memory_bandwidth, chip.host_bytes):
             assert " ".join(f"{figure.kind}, {figure.source}".split()) in text
 

@@ -113,7 +113,7 @@ LAYERS = (
     ("_plan",),
     ("_planning",),
     ("_verify_run", "_verify_tolerance"),
-    ("_verify_blame", "_verify_compare"),
+    ("_verify_blame", "_verify_compare", "_verify_gradients"),
     ("_verify",),
     ("__init__",),
     ("integrations", "_cli", "_cli_base", "_demo", "_user_file"),

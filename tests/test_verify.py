@@ -5,7 +5,6 @@ would make them; the step and its plan know nothing of it.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,119 +12,23 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import stowax
 from stowax import _passes, _verify
 from stowax._errors import ArgumentError, PlanMismatchError, VerifyMemoryError
-from stowax._plan import Plan
-
-LAYERS, ROWS = 4, 16
-LARGE = 256  # a width at which state is large enough to be streamed
-
-
-@stowax.stow
-def loss_fn(params, x):
-    def layer(x, w):
-        return x + jnp.tanh(jnp.sin(x @ w["up"]) @ w["down"]), None
-
-    return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
-
-
-def train_step(params, momentum, x):
-    loss, grads = jax.value_and_grad(loss_fn)(params, x)
-    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
-    return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, loss
-
-
-def draw(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-@functools.cache
-def arguments(width=16):
-    params = {
-        "up": 0.1 * draw(1, LAYERS, width, 4 * width),
-        "down": 0.1 * draw(2, LAYERS, 4 * width, width),
-    }
-    return params, jax.tree.map(jnp.zeros_like, params), draw(3, ROWS, width)
-
-
-def plan_for(*args, step=train_step, **options):
-    options = {"target": "cpu", "progress": False} | options
-    return stowax.plan(step, *args, **options)
-
-
-@functools.cache
-def made(width=16):
-    """A plan that offloads what it stores of a layer, and of its state the momentum.
-
-    The CPU books no host memory, so no plan for it offloads; it runs one all the same.
-    """
-    pin = {"sin*": "recompute", "cos*": "recompute"}
-    plan = plan_for(*arguments(width), pin=pin)
-    (stack,) = plan.stacks
-    stored = dict.fromkeys(stack.stored, "offload")
-    stored[min(stored)] = "offload early"
-    large = {d.name for d in plan.decisions if d.role == "optimizer state"}
-    return dataclasses.replace(
-        plan,
-        stacks=(dataclasses.replace(stack, stored=stored),),
-        arguments=tuple(
-            dataclasses.replace(a, memory_kind="pinned_host") if a.path in large else a
-            for a in plan.arguments
-        ),
-        decisions=tuple(
-            dataclasses.replace(d, decision="offload")
-            if d.name in large or (d.stack == stack.name and d.value in stored)
-            else d
-            for d in plan.decisions
-        ),
-        donate_argnums=(0, 1),
-    )
-
-
-def verify(plan=None, step=train_step, args=None, **options):
-    options = {"steps": 2, "progress": False} | options
-    return stowax.verify(step, plan or made(), *(args or arguments()), **options)
-
-
-def reload_of(value, monkeypatch):
-    """A compiler's fault: the backward pass reads the next layer's slot of a value."""
-    right = _passes.read_slot
-
-    def read_slot(slots, layer, scope):
-        wrong = scope.endswith(f".{value}")
-        return right(slots, (layer + 1) % LAYERS if wrong else layer, scope)
-
-    monkeypatch.setattr(_passes, "read_slot", read_slot)
-
-
-def around(monkeypatch, fault, when=lambda plan: True):
-    """`fault(call, out)` happens to what the planned function returns.
-
-    `call` counts all calls of all planned functions; a plan for which `when` is false
-    is spared.
-    """
-    right, calls = Plan.apply, []
-
-    def apply(plan, step):
-        jitted = right(plan, step)
-
-        def run(*args):
-            calls.append(None)
-            out = jitted(*args)
-            return fault(len(calls), out) if when(plan) else out
-
-        return run
-
-    monkeypatch.setattr(Plan, "apply", apply)
-
-
-def hosted(path):
-    def when(plan):
-        kinds = {a.path: a.memory_kind for a in plan.arguments}
-        return kinds[path] == "pinned_host"
-
-    return when
+from verified_steps import (
+    LARGE,
+    LAYERS,
+    ROWS,
+    arguments,
+    around,
+    hosted,
+    loss_fn,
+    made,
+    offloading,
+    plan_for,
+    reload_of,
+    train_step,
+    verify,
+)
 
 
 def failed(v):
@@ -133,6 +36,7 @@ def failed(v):
     return {leaf.path for leaf in v.failed}
 
 
+GRADIENTS = {"loss_fn: args[0]['down']", "loss_fn: args[0]['up']"}
 PARAMETERS = {"out[0]['down']", "out[0]['up']"}
 MOMENTUM = {"out[1]['down']", "out[1]['up']"}
 
@@ -145,6 +49,8 @@ def test_a_right_plan_passes_and_the_arguments_are_left_alone():
     assert v.repeatable
     assert (v.blamed, v.why, v.notes) == ((), "", ())
     assert {leaf.path: leaf.role for leaf in v.leaves} == {
+        "loss_fn: args[0]['down']": "gradient",
+        "loss_fn: args[0]['up']": "gradient",
         "out[0]['down']": "parameter",
         "out[0]['up']": "parameter",
         "out[1]['down']": "optimizer state",
@@ -165,20 +71,57 @@ def test_a_reload_of_the_wrong_layer_is_blamed_on_its_value(monkeypatch):
     reload_of(value, monkeypatch)
     v = verify()
     # The loss of the first step is right: nothing of it went through the host.
-    assert failed(v) == PARAMETERS | MOMENTUM | {"out[2]"}
+    assert failed(v) == GRADIENTS | PARAMETERS | MOMENTUM | {"out[2]"}
     assert {x.path: x.step for x in v.failed}["out[2]"] == 2
     (blamed,) = v.blamed
     assert (blamed.value, blamed.decision, blamed.instead) == (value, "offload", "keep")
-    assert blamed.name.startswith("dot_general test_verify.py:")
+    assert blamed.name.startswith("dot_general verified_steps.py:")
     assert v.why == (
         "With it, and nothing else offloaded, the step is wrong; with all of the plan "
         "but for it the step is right."
     )
-    # Plain and planned, nothing offloaded, at most two halves of each of two cuts (of
-    # three offloads), and all but one.
-    assert v.runs <= 2 + 1 + 2 * 2 + 1
+    # Steps and gradients, plain and planned; nothing offloaded; at most two halves of
+    # each of two cuts (of three offloads); all but one.
+    assert v.runs <= 4 + 1 + 2 * 2 + 1
 
 
+@pytest.mark.once
+def test_a_gradient_that_a_small_learning_rate_would_hide(monkeypatch):
+    def step(params, x):
+        loss, grads = jax.value_and_grad(loss_fn)(params, x)
+        return jax.tree.map(lambda p, g: p - 1e-9 * g, params, grads), loss
+
+    params, _, x = arguments()
+    plan = offloading(plan_for(params, x, step=step, pin={"sin*": "recompute"}))
+    (value,) = (d.value for d in plan.decisions if d.name.startswith("dot_general"))
+    reload_of(value, monkeypatch)
+    v = verify(plan, step, (params, x))
+    # The product is read again for its sine, which only one gradient needs.
+    assert failed(v) == {"loss_fn: args[0]['down']"}
+    assert [b.value for b in v.blamed] == [value]
+    assert v.notes[0].startswith("In 2 of 5 leaves rounding alone explains as much as")
+
+
+def test_gradients_that_cannot_be_seen_are_said_to_be_judged_by_the_state():
+    def step(params, momentum, x):
+        def add(total, part):
+            grads = jax.grad(loss_fn)(params, part)
+            return jax.tree.map(jnp.add, total, grads), None
+
+        parts = x.reshape(2, -1, x.shape[1])
+        grads = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)[0]
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), momentum
+
+    v = verify(plan_for(*arguments(), step=step, pin={"sin*": "recompute"}), step)
+    assert v
+    assert {leaf.role for leaf in v.leaves} == {"parameter", "output"}
+    assert v.notes == (
+        "The gradients are not compared by themselves: they are made inside of a loop "
+        "of the step, or a jax.vmap. They are judged by the state that they make.",
+    )
+
+
+@pytest.mark.once
 def test_what_is_wrong_however_it_is_stored(monkeypatch):
     right = _passes.write_layer
 
@@ -197,6 +140,7 @@ def test_what_is_wrong_however_it_is_stored(monkeypatch):
     )
 
 
+@pytest.mark.once
 def test_a_fault_that_is_no_decisions(monkeypatch):
     around(monkeypatch, lambda call, out: (out[0], out[1], out[2] * 1.01))
     v = verify()
@@ -288,6 +232,7 @@ def test_sharded_arguments_against_one_processor():
     assert x.sharding.spec == PartitionSpec("rows")
 
 
+@pytest.mark.once
 def test_random_keys_counters_and_a_plan_that_moves_nothing():
     def step(state, x):
         key, new = jax.random.split(state["key"])

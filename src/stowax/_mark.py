@@ -76,6 +76,11 @@ def stow(fn: Callable[_P, _R]) -> Callable[_P, _R]:
     return stowed
 
 
+def current_handler() -> Handler | None:
+    """What handles marked functions here, if anything does."""
+    return _handler.get()
+
+
 @contextlib.contextmanager
 def handling(handler: Handler) -> Generator[None]:
     """Marked functions called in here go to `handler`, whatever was traced before."""

@@ -8,6 +8,7 @@ are run here, several steps in a row, and everything they return is compared
 is bisected to the decision that makes it so (`_verify_blame`).
 """
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
@@ -16,13 +17,14 @@ import jax
 
 from . import _asked, _verify_record
 from ._apply import check_arguments
-from ._errors import ArgumentError
+from ._errors import ArgumentError, VerifyMemoryError
 from ._places import check_alive
 from ._plan import Plan
 from ._rewrite import Options
 from ._trace import Step, check_step, trace_step
 from ._verify_blame import find_blame
 from ._verify_compare import Difference, Digest, Reference
+from ._verify_gradients import NoGradients, common_names, gradient_version
 from ._verify_record import LeafCheck
 from ._verify_record import Reference as ReferenceName
 from ._verify_run import Version, plain_version, planned_version, run_steps
@@ -57,9 +59,10 @@ def verify(
     The programs are the ones that train. Both make `steps` steps in a row, each on the
     state that the one before returned and on the same batch; the first step and the
     last are compared whole, scalars and other small results after every step. The
-    planned step runs twice, and must give the same bits. Gradients are compared where
-    the step returns them, and else by what they do: the first moment of an optimizer
-    is a sum of gradients, and parameters are judged by their change, not by their size.
+    planned step runs twice, and must give the same bits. Gradients of what the marked
+    function is given are compared besides, in programs of their own; where that cannot
+    be, `notes` says so, and they are judged by what they do: an optimizer's first
+    moment is a sum of them, and parameters are held to their change, not to their size.
 
     **Arguments:**
 
@@ -97,6 +100,7 @@ def verify(
     gate = _Gate(step, plan, traced, args, steps, reference, say)
     gate.run_plain()
     leaves, repeatable = gate.run_planned()
+    leaves = [*gate.run_gradients(), *leaves]
     blamed, why = (), ""
     if blame and not (repeatable and all(leaf.ok for leaf in leaves)):
         blamed, why = find_blame(plan, traced.stacks, gate.wrong, say)
@@ -170,7 +174,9 @@ class _Gate:
         flat = jax.tree.leaves(args)
         state = {k: (plan.arguments[i], flat[i]) for i, k in traced.updates.items()}
         self.reference = Reference(steps, self.rounding, state)
-        self.repeats = True
+        self.repeats = self.steps_are_right = True
+        self.gradients: Reference | None = None
+        self.names: frozenset[str] = frozenset()
 
     def _rounding(self, platform: str) -> Rounding:
         """The coarser of the two machines', where they are two."""
@@ -203,6 +209,7 @@ class _Gate:
             found[number] = self.reference.compare(number, out, digest)
 
         self._run(version, compare)
+        self.steps_are_right = all(c.ok for c in self.reference.check(found))
         self.say("running the planned step again")
         self._run(version, self._take(again))
         differing = digest.differing(again)
@@ -244,10 +251,51 @@ class _Gate:
 
         return take
 
+    def run_gradients(self) -> list[LeafCheck]:
+        """The gradients by themselves, plain and planned, where that can be done.
+
+        Nothing where the plan leaves layers alone: the two would be one program.
+        """
+        if all(stack.stored is None for stack in self.plan.stacks):
+            return []
+        self.say("comparing the gradients")
+        reference = Reference(1, self.rounding, {}, "gradient")
+        try:
+            names = common_names(self.step, self.plan, self.args)
+            plain = gradient_version(self.plain, self.step, None, self.args, names)
+            run_steps(plain, self.args, 1, reference.store)
+            for seed in range(SHAKES):
+                change = functools.partial(shaken, rounding=self.rounding, seed=seed)
+                run_steps(plain, self.args, 1, reference.shake, change)
+            self.gradients, self.names = reference, names
+            found = self._planned_gradients(self.plan)
+        except (NoGradients, VerifyMemoryError) as error:
+            self.gradients = None
+            full = isinstance(error, VerifyMemoryError)
+            why = "the device has no room for them beside the state" if full else error
+            self.notes.append(
+                f"The gradients are not compared by themselves: {why}. They are judged "
+                "by the state that they make."
+            )
+            return []
+        self.runs += 2
+        return reference.check({1: found})
+
+    def _planned_gradients(self, plan: Plan) -> dict[int, Difference]:
+        """How far the gradients are off under a plan."""
+        assert self.gradients is not None
+        version = gradient_version(self.plain, self.step, plan, self.args, self.names)
+        found: dict[int, Difference] = {}
+        compare = self.gradients.compare
+        run_steps(version, self.args, 1, lambda n, out: found.update(compare(n, out)))
+        return found
+
     def wrong(self, plan: Plan) -> bool:
         """Whether the step goes wrong under another plan: off, or not repeatable."""
         self.runs += 1
         self.say(f"run {self.runs}")
+        if self.steps_are_right and self.repeats and self.gradients is not None:
+            return self.gradients.is_wrong(1, self._planned_gradients(plan))
         version = planned_version(plan, self.step, self.args, self.traced.updates)
         reference = self.reference.under(plan.arguments, self.traced.updates)
         digest, again, off = Digest(), Digest(), []

@@ -46,7 +46,7 @@ class Reference:
     """What the plain step returned, step by step, and what is tolerated beside it.
 
     **Arguments:** `state` has, by output, the argument that it replaces: its record and
-    its first numbers.
+    its first numbers; `role` is what all other outputs are.
     """
 
     def __init__(
@@ -54,8 +54,10 @@ class Reference:
         steps: int,
         rounding: Rounding,
         state: Mapping[int, tuple[ArgumentRecord, Any]],
+        role: str = "output",
     ):
         self.steps, self.rounding, self.state = steps, rounding, state
+        self.role = role
         self.kept: dict[tuple[int, int], _Kept] = {}
         self.paths: list[str] = []
         self.types: list[tuple[tuple[int, ...], str]] = []
@@ -66,7 +68,7 @@ class Reference:
         """Keeps a step of the plain run."""
         if self.structure is None:
             leaves, self.structure = jax.tree.flatten_with_path(out)
-            self.paths = [f"out{jax.tree_util.keystr(path)}" for path, _ in leaves]
+            self.paths = [_name(path, self.role) for path, _ in leaves]
             self.types = [(tuple(v.shape), str(v.dtype)) for _, v in leaves]
         for number, _, value in self.looked_at(step, out):
             largest = _largest(value)
@@ -154,7 +156,9 @@ class Reference:
             mine = {step: d[number] for step, d in found.items() if number in d}
             step = max(mine, key=lambda s: (self._badness(s, number, mine[s]), -s))
             one, allowed = mine[step], self.tolerance(step, number)
-            role = self.state[number][0].role if number in self.state else "output"
+            role = self.role
+            if number in self.state:
+                role = self.state[number][0].role
             shape, dtype = self.types[number]
             checks.append(
                 LeafCheck(
@@ -186,6 +190,11 @@ class Reference:
             one.error is None or one.error > self.tolerance(step, number)
             for number, one in found.items()
         )
+
+
+def _name(path: Any, role: str) -> str:
+    """What a leaf is called: by its place in the result, a gradient by its name."""
+    return path[0].key if role == "gradient" else f"out{jax.tree_util.keystr(path)}"
 
 
 class Digest:

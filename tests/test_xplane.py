@@ -7,6 +7,7 @@ that writes to host memory itself.
 
 import pytest
 
+from compiled_programs import program
 from stowax._errors import TraceError
 from stowax._measured import timeline_of
 from stowax._xplane import MARK, executions
@@ -249,6 +250,54 @@ def test_several_kernels_of_one_instruction():
     ]
     found = measured({"/device:GPU:0": lines})
     assert found.step_seconds == pytest.approx(85 * MICRO)
+
+
+# --- names of real programs -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["v5e-4", "h200"])
+def test_a_compiled_programs_copies_are_found_by_name(target):
+    """One trip of the loop that streams state: 10 µs in, 20 µs work, 30 µs out."""
+    read = program("streamed", target)
+    copies = {copy.direction: copy for copy in read.transfers}
+    into, out = copies["host-to-device"], copies["device-to-host"]
+    work = "some_fusion"
+
+    def at(name, start, end, op):
+        return event(name, start, end, hlo_op=op, hlo_module=read.name)
+
+    if target == "h200":
+        planes = {
+            "/device:GPU:0": {
+                "Stream #1(Kernel)": [at("start", 0, 0, work), at(work, 10, 30, work)],
+                "Stream #2(MemcpyH2D)": [at("MemcpyH2D", 0, 10, into.start)],
+                "Stream #3(MemcpyD2H)": [at("MemcpyD2H", 30, 60, out.start)],
+            }
+        }
+    else:
+        line = (
+            (into.start, 0, 0),
+            (into.done, 0, 10),
+            (work, 10, 30),
+            (out.start, 30, 30),
+            (out.done, 30, 60),
+        )
+        planes = {
+            "/device:TPU:0": {
+                "XLA Modules": [event(f"{read.name}(1)", 0, 60)],
+                "XLA Ops": [event(f"%{name} = f32[]", a, b) for name, a, b in line],
+                "Async XLA Ops": [
+                    event(f"%{into.start} = f32[]", 0, 10),
+                    event(f"%{out.start} = f32[]", 30, 60),
+                ],
+            }
+        }
+    device, runs = executions(trace(planes), read)
+    found = timeline_of(runs, device)
+    assert seconds(found) == [20, 40, 0, 0, 30, 10, 0]
+    waits = [i for i in intervals(found, "compute") if i[3]]
+    assert waits == [(into.done, 0, 10, True), (out.done, 30, 60, True)]
+    assert intervals(found, "device-to-host")[0][0] == (out.op_name or out.start)
 
 
 # --- what is no trace of the step -----------------------------------------------------

@@ -168,6 +168,18 @@ def test_shardings_over_other_devices():
     )
 
 
+def test_shardings_that_do_not_divide():
+    spread = NamedSharding(
+        stowax.target("h200x4").mesh((4,), ("d",)), PartitionSpec("d")
+    )
+    x = jax.ShapeDtypeStruct((6, WIDTH), jnp.float32, sharding=spread)
+    assert refused(ArgumentError, train, ARGS[0], {"x": x}, target="h200x4") == (
+        f"args[1]['x']: got shape (6, {WIDTH}) with P('d',) over a mesh {{'d': 4}}, "
+        "which does not split it into equal parts. Spread another axis, or make this "
+        "one a multiple of the devices it is spread over."
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

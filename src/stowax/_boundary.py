@@ -29,13 +29,13 @@ taken apart after the equation.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
 
 from . import _jax
-from ._host_layers import HostArray, HostLayers, host_layers
+from ._host_layers import HostArray, HostLayers, Rows, host_layers
 from ._jaxpr import spec_of
 from ._linearize import LinearizedBody
 from ._passes import (
@@ -77,7 +77,7 @@ class Emission:
         self,
         flat: Sequence[Any],
         *,
-        to_host: Collection[int] = (),
+        to_host: Collection[int] | Mapping[int, Rows | None] = (),
         lean: bool = False,
         late: bool = True,
     ) -> list[Any]:
@@ -87,7 +87,8 @@ class Emission:
         `HostArray`s, all or none of them. `to_host` has the numbers of flat outputs
         that are to be in host memory: gradients of such inputs only. They come laid out
         and typed as the user's own array is, before its chain (for an unrolled model
-        stacked, layers first). `lean` and `late` as for `HostPlan`.
+        stacked, layers first), or as a mapping says. `lean` and `late` as for
+        `HostPlan`.
         """
         values, hosted = list(flat), {}
         for j, numbers in enumerate(self.layer_inputs):
@@ -96,8 +97,10 @@ class Emission:
                 hosted[j] = host_layers(mine, separate=self.stack.separate)
                 for number in numbers:
                     values[number] = hosted[j]
+        rows = to_host if isinstance(to_host, Mapping) else dict.fromkeys(to_host)
         places = {
-            self.gradients[k]: hosted[self.gradients[k]].gradients for k in to_host
+            self.gradients[k]: hosted[self.gradients[k]].gradients.lying(rows[k])
+            for k in to_host
         }
         arguments = jax.tree.unflatten(self.structure, values)
         plan = HostPlan(places=places, lean=lean, late=late)

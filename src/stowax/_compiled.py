@@ -251,6 +251,7 @@ def spread_specs(devices: tuple[Any, ...], specs: Any, target_name: str) -> Any:
                 f"Build the mesh with stowax.target({target_name!r}).mesh(...).",
             )
         _check_devices(_argument(path), sharding.device_set, devices, target_name)
+        _check_divides(_argument(path), sharding, spec.shape)
         return spec.update(sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(convert, specs)
@@ -285,6 +286,22 @@ def any_sharded(specs: Any) -> bool:
 
 def _argument(path: Any) -> str:
     return f"specs{jax.tree_util.keystr(path)}"
+
+
+def _check_divides(argument: str, sharding: Any, shape: tuple[int, ...]) -> None:
+    """**Raises:** `ArgumentError` for a sharding that does not split `shape` evenly."""
+    try:
+        sharding.shard_shape(shape)
+    except ValueError as error:
+        spec = getattr(sharding, "spec", sharding)
+        over = dict(sharding.mesh.shape) if hasattr(sharding, "mesh") else ""
+        raise ArgumentError(
+            argument,
+            f"shape {shape} with {spec} over a mesh {over}, which does not split it "
+            "into equal parts",
+            "Spread another axis, or make this one a multiple of the devices it is "
+            "spread over.",
+        ) from error
 
 
 def _check_devices(

@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from . import _jax
 from ._host_slots import to_device, to_host
 
 
@@ -52,6 +53,10 @@ class Transpose:
 
 Chain = tuple[Cast | Transpose, ...]
 """What is done to an array, first thing first."""
+
+
+Partition = tuple[str | tuple[str, ...] | None, ...]
+"""Which axes of a mesh each axis of an array is spread over."""
 
 
 def apply_chain(chain: Chain, value: Any) -> Any:
@@ -166,31 +171,77 @@ class HostLayers:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """How one layer's gradient is to lie in a buffer of all layers'.
+
+    It has `shape`, spread over a mesh by `partition` if there is one, and the layers
+    stand at `axis`. Of an axis that is spread, the shards are an axis of their own:
+    then layers, and places in a shard after them, can be looked at as one axis, and
+    cut as one.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+    partition: Partition | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostGradients:
     """Where one per-layer input's gradients go: a buffer in host memory.
 
     Its axis `axis` counts the layers; `chain` is what is done to one layer's gradient,
-    on the device, before it is copied, `sharding` how it is split then.
+    on the device, before it is copied, `shape` the shape that it then gets, if another
+    one, and `sharding` how it is split.
     """
 
     axis: int = 0
     chain: Chain = ()
+    shape: tuple[int, ...] | None = None
     sharding: Any = None
 
     def empty(self, count: int, part: Any) -> Any:
         """The buffer for `count` parts of the type `part`, that of `finish`."""
         shape = list(part.shape)
         shape.insert(self.axis, count)
-        return to_host(jax.lax.empty(tuple(shape), part.dtype))
+        buffer = _jax.empty_on_host(shape, part.dtype)
+        return _split(buffer, _with_axis(self.sharding, self.axis, part.ndim))
 
     def finish(self, gradient: Any) -> Any:
         """A layer's gradient as it is to lie in host memory."""
-        return _split(apply_chain(self.chain, gradient), self.sharding)
+        gradient = apply_chain(self.chain, gradient)
+        if self.shape is not None:
+            gradient = jax.lax.reshape(gradient, self.shape)
+        return _split(gradient, self.sharding)
+
+    def lying(self, rows: "Rows | None") -> "HostGradients":
+        """The same, laid out like this; `None`: as it is."""
+        if rows is None:
+            return self
+        sharding = self.sharding
+        if sharding is not None and rows.partition is not None:
+            spec = PartitionSpec(*rows.partition)
+            sharding = NamedSharding(sharding.mesh, spec, memory_kind="device")
+        return dataclasses.replace(
+            self, shape=rows.shape, axis=rows.axis, sharding=sharding
+        )
 
     def write(self, buffer: Any, part: Any, layer: Any) -> Any:
         """`buffer` with `part` in the place of `layer`."""
         part = to_host(jax.lax.expand_dims(part, [self.axis]))
         return jax.lax.dynamic_update_slice_in_dim(buffer, part, layer, self.axis)
+
+
+def sharding_over(array: Any, partition: Partition | None) -> Any:
+    """How an array is spread over the mesh that it comes with, `None` for no mesh.
+
+    Of an array's type JAX knows the mesh, while a step is traced, and not the
+    partition: that is the plan's to remember. A step that was planned for a mesh may be
+    run without one.
+    """
+    mesh = jax.typeof(array).sharding.mesh
+    if partition is None or mesh.empty:
+        return None
+    return NamedSharding(mesh, PartitionSpec(*partition))
 
 
 def host_layers(values: Sequence[HostArray], *, separate: bool) -> HostLayers:
@@ -233,6 +284,17 @@ def _without_axis(sharding: Any, axis: int, ndim: int) -> Any:
     partition = [*sharding.spec, *[None] * (ndim - len(sharding.spec))]
     del partition[axis]
     return NamedSharding(sharding.mesh, PartitionSpec(*partition), memory_kind="device")
+
+
+def _with_axis(sharding: Any, axis: int, ndim: int) -> Any:
+    """How an array is split whose parts along `axis`, of `ndim` axes, are so."""
+    if sharding is None:
+        return None
+    partition = [*sharding.spec, *[None] * (ndim - len(sharding.spec))]
+    partition.insert(axis, None)
+    return NamedSharding(
+        sharding.mesh, PartitionSpec(*partition), memory_kind="pinned_host"
+    )
 
 
 def _split(value: Any, sharding: Any) -> Any:

@@ -6,13 +6,18 @@ copy into place. Values that come out of a scan stacked would become the same co
 but without their names: the scope around an explicit update survives into the compiled
 program, and so every planned copy can be looked for there.
 
-The buffer is made from `jax.lax.empty`: zeros would exist on the device first, whole.
-Kept values have such buffers on the device (`empty_layers`): a GPU would write zeros.
+The buffer is of host memory from the start, by its type: zeros that are moved there
+would exist on the device first, and of `jax.lax.empty` a GPU's partitioner makes the
+whole on every device of a mesh. Kept values have such buffers on the device
+(`empty_layers`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+
+from . import _jax
 
 
 def to_host(value: Any) -> Any:
@@ -27,7 +32,19 @@ def to_device(value: Any) -> Any:
 
 def empty_layers(count: int, aval: Any) -> Any:
     """Device memory for `count` values of one type; what it holds is not defined."""
-    return jax.lax.empty((count, *aval.shape), aval.dtype)
+    return empty_array((count, *aval.shape), aval)
+
+
+def empty_array(shape: Sequence[int], aval: Any) -> Any:
+    """Device memory of a shape, for what is made of values of the type `aval`.
+
+    What it holds is not defined. A GPU would write zeros, a pass over memory that
+    `jax.lax.empty` spares it. Under a mesh it has to be zeros all the same: a GPU's
+    partitioner allocates that whole on every device, and zeros only each one's part.
+    """
+    if aval.sharding.mesh.size > 1:
+        return jax.lax.full(tuple(shape), 0, aval.dtype)
+    return jax.lax.empty(tuple(shape), aval.dtype)
 
 
 def write_layer(layers: Any, value: Any, layer: Any) -> Any:
@@ -37,7 +54,7 @@ def write_layer(layers: Any, value: Any, layer: Any) -> Any:
 
 def empty_slots(count: int, aval: Any) -> Any:
     """Host memory for `count` values of one type; what it holds is not defined."""
-    return to_host(empty_layers(count, aval))
+    return _jax.empty_on_host((count, *aval.shape), aval.dtype)
 
 
 def write_slot(slots: Any, value: Any, layer: Any, scope: str) -> Any:

@@ -27,6 +27,7 @@ from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import pxla as _pxla
+from jax._src.lax import lax as _lax
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib import xla_client as _xla_client
 
@@ -56,12 +57,7 @@ def bind(equation: Any, inputs: Sequence[Any]) -> list[Any]:
     JAX's own evaluator does, for one equation.
     """
     params = equation.primitive.get_bind_params(equation.params)
-    stack = _source_info.current_name_stack() + equation.source_info.name_stack
-    traceback = equation.source_info.traceback
-    with (
-        _source_info.user_context(traceback, name_stack=stack),
-        equation.ctx.manager,
-    ):
+    with source_of(equation):
         out = equation.primitive.bind(*inputs, **params)
     return list(out) if equation.primitive.multiple_results else [out]
 
@@ -167,6 +163,13 @@ def retype(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return run
+
+
+def empty_on_host(shape: Sequence[int], dtype: Any) -> Any:
+    """Host memory for an array, not `jax.lax.empty` moved there (JAX 0.10 to 0.12)."""
+    number = _lax.empty2(np.dtype(dtype), memory_space=jax.memory.Space.Host)
+    array = jax.lax.broadcast(number, tuple(shape))
+    return array if is_tracer(array) else jax.device_put(array, jax.memory.Space.Host)
 
 
 def row_major(value: Any) -> Any:

@@ -16,6 +16,7 @@ from ._places import attached_specs, check_alive, mesh_of, planned_kinds, put, s
 from ._plan_record import PlanRecord, read_record
 from ._rewrite import Options
 from ._stream import Hosted
+from ._target import platform_of
 from ._target import target as find_target
 from ._units import format_bytes
 
@@ -167,7 +168,10 @@ class Plan(PlanRecord):
         return Hosted(
             updates={i: a.output for i, a in mine.items()},
             shards={i: a.shard for i, a in mine.items()},
-            in_turn=find_target(self.target).platform != "tpu",
+            partitions={
+                i: a.partition for i, a in mine.items() if a.partition is not None
+            },
+            in_turn=platform_of(self.target) != "tpu",
             lean=self.lean,
         )
 

@@ -97,7 +97,8 @@ class ArgumentRecord:
     """One array among the step's arguments, as it was planned for.
 
     `shard` is the shape of one device's part of it, `output` the step's output that
-    takes its place, if one does (a flat position).
+    takes its place, if one does (a flat position). `partition` says which axes of the
+    mesh each axis of it is spread over, if there is a mesh.
     """
 
     path: str
@@ -107,6 +108,7 @@ class ArgumentRecord:
     role: Role
     output: int | None = None
     memory_kind: str = "device"
+    partition: tuple[str | tuple[str, ...] | None, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

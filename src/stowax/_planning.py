@@ -34,7 +34,7 @@ from ._preferences import Preferences
 from ._rewrite import Options
 from ._stages import Value
 from ._state import NAME as STATE
-from ._state import shard_shape
+from ._state import partition_of, shard_shape
 from ._survey import Survey, take_survey
 from ._target import target as find_target
 from ._trace import trace_step
@@ -262,6 +262,7 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
                 path=a.path,
                 shape=tuple(a.spec.shape),
                 shard=shard_shape(specs[i]),
+                partition=partition_of(specs[i]),
                 dtype=str(a.spec.dtype),
                 role=a.role,
                 output=traced.updates.get(i),

@@ -30,10 +30,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from ._cost import seconds
 from ._cost_record import OperationCost
-from ._host_layers import can_stream, host_order
+from ._host_layers import Partition, can_stream, host_order
 from ._machine import Target
 from ._stages import OFFLOAD_LEAST_BYTES, Body, Decision, Passage, Value
 from ._trace import Argument, Step
@@ -43,7 +44,8 @@ from ._update_record import Leaf, Streamed
 
 UNTILED = "its rows do not fill the tiles that a TPU copies"
 NO_HOST = "the target has no host memory of its own"
-_SPREAD = "parameters under a mesh do not stream"
+_SPREAD = "its layers themselves are spread over the devices"
+_NO_PARTITION = "it is spread over devices without a NamedSharding"
 _LAST_AXES = (
     "its layers lie along one of its last two axes, and a TPU copies whole tiles, "
     "which span these"
@@ -83,6 +85,14 @@ def device_bytes(spec: Any) -> int:
     """Bytes of one device's part of an array."""
     dtype = getattr(spec, "dtype", None)
     return math.prod(shard_shape(spec)) * (dtype.itemsize if dtype else 0)
+
+
+def partition_of(spec: Any) -> Partition | None:
+    """Which axes of a mesh each axis of an array is spread over, if any are."""
+    sharding = getattr(spec, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or len(sharding.device_set) == 1:
+        return None
+    return (*sharding.spec, *[None] * (len(spec.shape) - len(sharding.spec)))
 
 
 def search_state(step: Step, specs: Sequence[Any]) -> Streamed:
@@ -245,13 +255,17 @@ def layer_axes(
 def why_layers_do_not_cross(spec: Any, axis: int | None, platform: str) -> str:
     """Why one layer's part of an array cannot be copied by itself; empty if it can.
 
-    `axis` of the array counts the layers, if it holds more than one.
+    `axis` of the array counts the layers, if it holds more than one. Every device
+    fetches what it holds of a layer: the layers themselves may not be spread.
     """
-    if len(spec.sharding.device_set) > 1:
+    shard = shard_shape(spec)
+    if axis is not None and shard[axis] != spec.shape[axis]:
         return _SPREAD
+    if len(spec.sharding.device_set) > 1 and partition_of(spec) is None:
+        return _NO_PARTITION
     if axis is not None and host_order(spec.ndim, axis, platform=platform) is not None:
         return _LAST_AXES
-    part = [n for k, n in enumerate(spec.shape) if k != axis]
+    part = [n for k, n in enumerate(shard) if k != axis]
     part = jax.ShapeDtypeStruct(part, spec.dtype)
     return "" if can_stream(part, platform=platform) else UNTILED
 

@@ -16,6 +16,7 @@ import jax
 from . import _jax
 from ._boundary import Emission
 from ._errors import PlanMismatchError
+from ._host_layers import Partition
 from ._jaxpr import spec_of, trace
 from ._update_find import stream_update
 from ._update_run import run_streamed
@@ -26,13 +27,14 @@ class Hosted:
     """The arguments that live in host memory.
 
     `updates` says which output takes the place of each (both flat positions), `None` of
-    those that are only read, `shards`
-    has the shape of one device's part of each. `in_turn` and `lean` are what
-    `run_streamed` takes.
+    those that are only read, `shards` has the shape of one device's part of each,
+    `partitions` how those that are spread over a mesh are spread. `in_turn` and `lean`
+    are what `run_streamed` takes.
     """
 
     updates: Mapping[int, int | None]
     shards: Mapping[int, tuple[int, ...]]
+    partitions: Mapping[int, Partition]
     in_turn: bool
     lean: bool = False
 
@@ -76,7 +78,7 @@ def stream_state(
             jaxpr, hosted.updates, per_device=hosted.shards, boundary=boundary
         )
         out = run_streamed(
-            streamed,
+            dataclasses.replace(streamed, partitions=hosted.partitions),
             values,
             in_turn=hosted.in_turn,
             boundary=boundary,

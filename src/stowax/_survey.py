@@ -26,7 +26,13 @@ from ._predict import MemoryPrediction, predict_memory
 from ._rewrite import Options
 from ._stack import LOOP_SCOPE
 from ._stages import Body, Decision, Decisions, Point, Problem, Value
-from ._state import State, find_state, search_state, shard_shape
+from ._state import (
+    State,
+    find_state,
+    partition_of,
+    search_state,
+    shard_shape,
+)
 from ._stays import Staying, find_staying
 from ._stream import Hosted
 from ._trace import Step, TracedStack, store_all
@@ -124,6 +130,11 @@ class Survey:
         return Hosted(
             updates={i: self.step.updates.get(i) for i in positions},
             shards={i: shard_shape(specs[i]) for i in positions},
+            partitions={
+                i: partition
+                for i in positions
+                if (partition := partition_of(specs[i])) is not None
+            },
             in_turn=self.target.platform != "tpu",
             lean=self._lean(chosen),
         )

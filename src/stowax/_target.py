@@ -108,6 +108,16 @@ def target(name: str | None = None) -> Target:
     )
 
 
+def platform_of(name: str) -> str:
+    """The platform of a target by its name; its compiler need not be installed.
+
+    >>> from stowax._target import platform_of
+    >>> platform_of("v5p-8"), platform_of("h200x8"), platform_of("cpu")
+    ('tpu', 'gpu', 'cpu')
+    """
+    return next((n.platform for n in _compile_only_names() if n.name == name), name)
+
+
 class TargetNames(tuple[TargetName, ...]):
     """The names that `stowax.targets()` gives, printed as `stowax targets` prints them.
 

@@ -15,6 +15,7 @@ where several are cut, they are looked at as one (`rows`), or only one is cut.
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
 _MEBIBYTE = 2**20
 _ROW_BYTES = 32  # a TPU's tile is 8 rows of 4 bytes, 16 of 2, 32 of 1 high
@@ -87,6 +88,21 @@ class Cut:
     def piece(self) -> tuple[int, ...]:
         """A block's shape in `rows`."""
         return self.block[self.merged :]
+
+    @property
+    def row_axis(self) -> int:
+        """The axis of `rows` that is cut, the first one if several are."""
+        return 0 if self.merged else self.first_axis
+
+    def spread(self, partition: Sequence[Any]) -> tuple[Any, ...]:
+        """How `rows` are spread over a mesh, if the leaf's axes are like this.
+
+        Of an axis that is looked at as two it is the shards that are spread.
+        """
+        parts = zip(self.view, partition, strict=True)
+        viewed = [p for sizes, one in parts for p in (one, *[None] * (len(sizes) - 1))]
+        joined = next((p for p in viewed[: self.merged + 1] if p is not None), None)
+        return (joined, *viewed[self.merged + 1 :])
 
     @property
     def count(self) -> int:

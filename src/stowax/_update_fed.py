@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ._boundary import Emission
-from ._host_layers import HostArray
-from ._jaxpr import Node, Program
+from ._host_layers import HostArray, Rows, sharding_over
+from ._jaxpr import Node
 from ._update_feed import emission_of
 from ._update_record import Streamed
 
@@ -40,25 +40,46 @@ def run_fed(
         raise ValueError(f"{node.equation} is no loop of a stack")
     in_turn, lean = how
     fed = {
-        number: _host_array(program, feeds.chains[number], args)
+        number: _host_array(streamed, feeds.chains[number], args)
         for k in feeds.served[position]
         if (number := node.inputs[k]) is not None
     }
-    gone = feeds.host_outputs(program, position)
+    gone = {
+        k: _rows(streamed, node.outputs[k])
+        for k in feeds.host_outputs(program, position)
+    }
     # libtpu counts every place in memory: there, a gradient that waits is one more.
     late = in_turn or emission.stack.separate
     values = operands(node, {**env, **fed})
     return emission.emit(values, to_host=gone, lean=lean, late=late)
 
 
+def _rows(streamed: Streamed, made: int) -> Rows | None:
+    """How blocks are cut out of the buffer `made`, one layer after the other.
+
+    `None` for gradients of stacked parameters: they lie as those do.
+    """
+    for group in streamed.groups:
+        for value in group.gradients:
+            if value.made == made and value.index is not None:
+                cut, partition = group.cut, streamed.partitions.get(value.leaf)
+                return Rows(
+                    shape=cut.rows,
+                    axis=cut.row_axis,
+                    partition=None if partition is None else cut.spread(partition),
+                )
+    return None
+
+
 def _host_array(
-    program: Program, way: tuple[int, tuple[int, ...]], args: Sequence[Any]
+    streamed: Streamed, way: tuple[int, tuple[int, ...]], args: Sequence[Any]
 ) -> HostArray:
     """A leaf with what is done to it on its way to a loop."""
     leaf, nodes = way
-    value = HostArray(array=args[leaf])
+    sharding = sharding_over(args[leaf], streamed.partitions.get(leaf))
+    value = HostArray(array=args[leaf], sharding=sharding)
     for position in nodes:
-        equation = program.nodes[position].equation
+        equation = streamed.program.nodes[position].equation
         if equation.primitive.name != "name":
             following = value.then(equation)
             if following is None:

@@ -33,7 +33,14 @@ from ._update_inline import inline_update
 from ._update_kinds import elementwise, inputs_of, reduction, worked_shape
 from ._update_lead import Lead
 from ._update_places import places_of
-from ._update_record import Group, Streamed, copying, in_order, report
+from ._update_record import (
+    Group,
+    Streamed,
+    copying,
+    cut_in_several_ways,
+    in_order,
+    report,
+)
 
 
 def stream_update(
@@ -136,7 +143,7 @@ class _Finder:
             value.leaf
             for number, value in self.feeds.gradients.items()
             if number in returned | whole or not grouped.issuperset(self.users[number])
-        }
+        } | cut_in_several_ways(found.groups)
 
     def _wanted(self, number: int) -> bool:
         """Whether anything reads a value; a frozen part's gradients may have none."""
@@ -160,6 +167,10 @@ class _Finder:
         """One cut for arrays of one shape, of which those in host memory come first."""
         shape = self._shape(numbers[0])
         gradients = self.feeds.gradients
+        if any(i in gradients and gradients[i].index is not None for i in numbers):
+            # One buffer has all layers' gradients: one cut for all that reads of it.
+            hosted = (*self.leaves, *gradients)
+            numbers = [i for i in hosted if self._shape(i) == shape]
         owners = [gradients[i].leaf if i in gradients else i for i in numbers]
         shards = [self.per_device.get(i, shape) for i in owners]
         sizes = [self.program.avals[i].dtype.itemsize for i in numbers]

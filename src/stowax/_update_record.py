@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _jax
+from ._host_layers import Partition
 from ._jaxpr import Program
 from ._update_blocks import Cut
 from ._update_feed import Feeds, HostValue, View
@@ -118,7 +119,8 @@ class Streamed:
     `schedule` is an order in which it can run: positions of nodes, and groups.
     `host_inputs` are the inputs that live in host memory, `host_outputs` the outputs
     that come out there, each with the input whose buffer it takes; `feeds` is what
-    passes between host memory and the loops of stacks.
+    passes between host memory and the loops of stacks. `partitions` says how inputs in
+    host memory are spread over a mesh.
     """
 
     program: Program
@@ -126,6 +128,7 @@ class Streamed:
     leaves: tuple[Leaf, ...]
     host_outputs: Mapping[int, int]
     feeds: Feeds
+    partitions: Mapping[int, Partition] = dataclasses.field(default_factory=dict)
 
     @property
     def host_inputs(self) -> tuple[int, ...]:
@@ -136,6 +139,22 @@ class Streamed:
     def groups(self) -> tuple[Group, ...]:
         """The loops, in the order in which they run."""
         return tuple(item for item in self.schedule if isinstance(item, Group))
+
+
+def cut_in_several_ways(groups: Sequence[Group]) -> set[int]:
+    """Leaves whose gradients lie in one buffer that loops would cut differently.
+
+    That of an unrolled model's layers is laid out for the cut (`_host_layers.Rows`).
+    """
+    ways: dict[int, set[Any]] = {}
+    leaves: dict[int, set[int]] = {}
+    for group in groups:
+        for value in group.gradients:
+            if value.index is not None:
+                way = (group.cut.rows, group.cut.row_axis)
+                ways.setdefault(value.made, set()).add(way)
+                leaves.setdefault(value.made, set()).add(value.leaf)
+    return {i for made, found in ways.items() if len(found) > 1 for i in leaves[made]}
 
 
 def in_order(

@@ -30,13 +30,13 @@ import jax.numpy as jnp
 from . import _jax
 from ._boundary import Emission
 from ._host_layers import can_order, not_positive
-from ._host_slots import to_device, to_host
+from ._host_slots import empty_array, to_device, to_host
 from ._jaxpr import Node, Program, bind
 from ._update_blocks import Cut
 from ._update_fed import operands, run_fed
 from ._update_feed import HostValue
 from ._update_record import Group, Streamed
-from ._update_totals import first_total, next_total
+from ._update_totals import first_total, last_total, next_total
 
 
 def scope_name(leaf: int) -> str:
@@ -62,9 +62,9 @@ def run_streamed(
     **Arguments:** `args` are the step's flat inputs, those in `streamed.host_inputs` in
     host memory. `in_turn` makes it a dependency that a block is written after another
     one of the same leaf is read. A GPU's compiler needs that (it would copy the whole
-    buffer, in every iteration); a TPU's does not, and under a mesh it costs a scalar's
-    all-reduce per block. `boundary` has the loops of stacks that `streamed` was found
-    with, `lean` is how they fetch parameters (`_passes.HostPlan`).
+    buffer, in every iteration); a TPU's does not. `boundary` has the loops of stacks
+    that `streamed` was found with, `lean` is how they fetch parameters
+    (`_passes.HostPlan`).
     """
     program = streamed.program
     host = {i: args[i] for i in streamed.host_outputs.values()}
@@ -128,6 +128,7 @@ def _run_group(
     shape = program.avals
     host.update((i, jnp.reshape(b, shape[i].shape)) for i, b in buffers.items())
     results = {n: jnp.reshape(r, shape[n].shape) for n, r in results.items()}
+    totals = {n: last_total(program, n, total) for n, total in totals.items()}
     totals = {n: total.astype(shape[n].dtype) for n, total in totals.items()}
     done = [*results.values(), *waiting.values(), *totals.values(), *buffers.values()]
     return {**results, **totals}, done[:1]
@@ -164,7 +165,7 @@ class _Loop:
         leaves = dict.fromkeys([i for i in group.reads if i in host] + [*self.makes])
         buffers = {leaf: jnp.reshape(host[leaf], group.cut.rows) for leaf in leaves}
         results = {
-            number: jax.lax.empty(group.cut.rows, avals[number].dtype)
+            number: empty_array(group.cut.rows, avals[number])
             if place is None
             else self.sliced[place]
             for number, place in group.gives
@@ -178,7 +179,8 @@ class _Loop:
             else:
                 # Written over by the next iteration.
                 waiting[leaf] = jnp.zeros(group.cut.piece, avals[leaf].dtype)
-        totals = {n: first_total(self.program, n) for n in group.totals}
+        piece = group.cut.piece
+        totals = {n: first_total(self.program, n, piece) for n in group.totals}
         return buffers, results, waiting, totals, jnp.int32(0)
 
     def step(self, i: Any, carry: Any) -> Any:
@@ -204,8 +206,9 @@ class _Loop:
             if leaf in self.group.reads:
                 fetched[leaf] = self._fetch(buffers[leaf], leaf, here)
             if block is not None:
-                read = [fetched[leaf]] if leaf in fetched and self.in_turn else []
-                at = _after(before, read)
+                at = before
+                if leaf in fetched and self.in_turn:
+                    at, block = _in_turn(at, block, fetched[leaf], previous)
                 buffers[leaf] = self._write(buffers[leaf], block, leaf, at)
         # What is written in an input's place is read from there, too: the input itself
         # beside it would be a second array.
@@ -235,7 +238,8 @@ class _Loop:
         made = {leaf: values[value] for leaf, value in self.makes.items()}
         for number, total in totals.items():
             more = next_total(self.program, number, total, values)
-            totals[number] = jax.lax.select(i >= cut.count, total, more)
+            last = jax.lax.broadcast(i >= cut.count, total.shape)
+            totals[number] = jax.lax.select(last, total, more)
         return buffers, written, made, totals, i
 
     def _fetch(self, buffer: Any, leaf: int, at: Sequence[Any]) -> Any:
@@ -244,12 +248,14 @@ class _Loop:
 
     def fetch_gradient(self, value: HostValue, at: Sequence[Any]) -> Any:
         """The block at `at` of a gradient that a stack's loop left in host memory."""
-        rows, piece = self.group.cut.rows, self.group.cut.piece
-        shape = rows if value.index is None else (-1, *rows[1:])
-        at = [at[0] + (value.index or 0) * rows[0], *at[1:]]
+        cut, shape, at = self.group.cut, [*self.group.cut.rows], [*at]
+        if value.index is not None:
+            axis = cut.row_axis  # where the layers are, too (`_update_fed`)
+            at[axis] += value.index * shape[axis]
+            shape[axis] = -1
         with jax.named_scope(gradient_scope(value.leaf)):
             whole = jnp.reshape(self.env[value.made], shape)
-            return to_device(_slice(whole, at, piece))
+            return to_device(_slice(whole, at, cut.piece))
 
     def _write(self, buffer: Any, block: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):
@@ -292,6 +298,21 @@ class _Loop:
         starts = [a if c else 0 for a, c in zip(at, cuts, strict=True)]
         block = [b if c else 1 for b, c in zip(cut.block, cuts, strict=True)]
         return jnp.reshape(_slice(whole, starts, block), block[cut.merged :])
+
+
+def _in_turn(
+    at: Sequence[Any], block: Any, fetched: Any, index: Any
+) -> tuple[Sequence[Any], Any]:
+    """Where and what to write, both the same, once `fetched` is there.
+
+    Under a mesh no device has an element of `fetched` by itself: it would be sent to
+    all of them, for every block. There each device's part of `block` waits for its part
+    of `fetched`. The predicate is never true; the compiler cannot know.
+    """
+    if _jax.aval_of(fetched).sharding.mesh.size <= 1:
+        return _after(at, [fetched]), block
+    never = jax.lax.broadcast(index < 0, block.shape)
+    return at, jax.lax.select(never, fetched, block)
 
 
 def _can_wait_for(value: Any) -> bool:

@@ -152,7 +152,8 @@ Per trip of each loop: the time that its copies take, and the work that the comp
 put between the start of the first and the end of the last. What is left over is waited
 for. That can be checked by hand, and is where the exposed seconds above come from: they
 say where the scheduler puts its waits, and small differences in a program, such as
-`prevent_cse`, move those.
+`prevent_cse`, move those. The simulator has a little less waiting than this reckoning:
+the time that its collectives take hides some of it.
 """
 _COPIES = """\
 What the schedule's copies move per step and chip, trips counted, against what the

@@ -294,7 +294,7 @@ def test_versions_and_options_are_read():
 
 
 def test_what_was_compiled_already_says_what_was_not_looked_for():
-    found = inspect(compiled("streamed", "h200"))
+    found = inspect(compiled("nested", "v5e-4").jax_compiled)
     left_out = {o.what: o.reason for o in found.omissions}
     (what,) = [what for what in left_out if "offload-vanished" in what]
     assert "policy-name-unmatched" in what
@@ -302,6 +302,26 @@ def test_what_was_compiled_already_says_what_was_not_looked_for():
     record = json.loads(found.to_json())
     assert [o["what"] for o in record["omissions"]] == list(left_out)
     assert inspected("clean_donated", "h200").omissions == ()
+
+
+def test_a_policy_of_the_users_own_is_said():
+    found = inspected("policy_of_my_own", "h200")
+    assert found.hazards == ()
+    (omission,) = found.omissions
+    assert omission.what == "policy-name-unmatched"
+    line = line_of(hazard_programs._scanned, "jax.checkpoint(")
+    assert f"{line} does not say what it names" in omission.reason
+
+
+def test_a_program_of_a_target_knows_what_was_asked_for():
+    """`Target.compile` keeps the function and its options beside the program."""
+    there = machine("h200")
+    device, host = there.sharding(), there.sharding(memory_kind="pinned_host")
+    jitted, args = hazard_programs.clean_offload(device, host)
+    options = {"xla_gpu_enable_pipelined_host_offloading": True}
+    found = inspect(there.compile(jitted, *args, compiler_options=options))
+    assert hazards_of(found, "known-bad-version")
+    assert not any("offload-vanished" in o.what for o in found.omissions)
 
 
 def test_a_cpu_says_nothing_of_host_memory():

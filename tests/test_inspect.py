@@ -1,6 +1,7 @@
 """Planted hazards and their clean twins, on compile-only targets; memory by kind."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +63,7 @@ def test_offloaded_values_are_host_temporaries(target):
 
 
 def test_layers_moved_to_the_hosts_processor():
+    text = compiled("on_the_host", "v5e-4").as_text()
     found = inspect(compiled("on_the_host", "v5e-4"))
     hazards = [h for h in found.hazards if h.kind == "host-compute"]
     assert hazards
@@ -73,6 +75,8 @@ def test_layers_moved_to_the_hosts_processor():
     assert first.seconds > 0
     # Two products forward, two again and four backward in each of four layers: what is
     # missing on the device is on the host.
+    calls = re.findall(r'-start\(.*execution_thread="host"', text)
+    assert len(hazards) == len(calls) > 0  # every call, each with its lines
     everything = 4 * 8 * 2 * ROWS * WIDTH * HIDDEN
     assert found.flops < 0.75 * everything
     assert any(u.what == "HostExecute" for u in found.timeline.unpriced)

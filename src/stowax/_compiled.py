@@ -14,7 +14,7 @@ is handed to the GPU's compiler (`compile_devices` below).
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -34,12 +34,15 @@ class CompiledProgram:
     `executable` is jaxlib's object; `jax_compiled` the `jax.stages.Compiled`, which can
     be called on an attached device, or `None` for compile-only GPUs. `dumped` is the
     serialized module with its buffer assignment, if the compiler was asked for it.
+    `lowered` is what was compiled, with the `options` that were given to it.
     """
 
     target_name: str
     executable: Any
     jax_compiled: Any
     dumped: tuple[bytes, bytes] | None = None
+    lowered: "LoweredProgram | None" = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def memory_analysis(self) -> Any:
         """XLA's memory figures in bytes per device.
@@ -82,14 +85,15 @@ class LoweredProgram:
     """A program lowered for a target: StableHLO, ready to compile.
 
     `lowered` is the `jax.stages.Lowered`, `traced` the `jax.stages.Traced` that it
-    comes from. `compile_devices` are the compile-only devices to compile for where the
-    program was traced over stand-ins, else `None`.
+    comes from, `jitted` the function. `compile_devices` are the compile-only devices to
+    compile for where the program was traced over stand-ins, else `None`.
     """
 
     target_name: str
     lowered: Any
     compile_devices: tuple[Any, ...] | None
     traced: Any = None
+    jitted: Any = None
 
     def compiler_ir(self) -> Any:
         """The StableHLO module (an MLIR module object)."""
@@ -126,6 +130,8 @@ class LoweredProgram:
             executable=executable,
             jax_compiled=compiled,
             dumped=layout,
+            lowered=self,
+            options=options,
         )
 
     def _compile(self, options: dict[str, Any]) -> tuple[Any, Any]:
@@ -206,6 +212,7 @@ def lower(
         lowered=lowered,
         compile_devices=compile_devices,
         traced=traced,
+        jitted=jitted,
     )
 
 

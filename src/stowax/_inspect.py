@@ -68,7 +68,6 @@ def inspect(
         raise ArgumentError(
             "target", type(target).__name__, "Write a name such as 'v5p-8'."
         )
-    arguments: Mapping[str, str] = {}
     if isinstance(jitted_or_compiled, CompiledProgram | jax.stages.Compiled):
         if args:
             raise ArgumentError(
@@ -78,42 +77,60 @@ def inspect(
             )
         compiled = jitted_or_compiled
         machine = _same_machine(machine, _machine_of(compiled, machine))
-        intent = intent_of_compiled(
-            compiled.jax_compiled if isinstance(compiled, CompiledProgram) else compiled
+    else:
+        machine, compiled = _compile(jitted_or_compiled, args, machine)
+    lowered = compiled.lowered if isinstance(compiled, CompiledProgram) else None
+    plan = getattr(lowered.jitted, "stowax_plan", None) if lowered else None
+    found = inspect_program(
+        _program(compiled),
+        compiled.memory_analysis(),
+        machine,
+        _intent(compiled, lowered, machine),
+    )
+    if plan is not None:
+        transfers = serving(found.transfers, plan)
+        found = dataclasses.replace(
+            found, transfers=transfers, copies=copies_of(transfers, plan)
         )
-    elif hasattr(jitted_or_compiled, "trace"):
-        machine = machine or target_of_name(None)
-        lowered = _lowered(machine, jitted_or_compiled, args)
-        arguments = argument_roles(lowered.traced, _planned_roles(jitted_or_compiled))
-        intent = intent_of_lowered(jitted_or_compiled, lowered, machine.chip)
-        # The CPU's compiler tells where arrays lie with its memory figures.
-        compiled = lowered.compile(
-            getattr(jitted_or_compiled, "stowax_compiler_options", None),
-            with_layout=machine.platform != "cpu",
-        )
-    elif isinstance(jitted_or_compiled, jax.stages.Lowered):
+    roles = tuple(argument.role for argument in plan.arguments) if plan else ()
+    arguments = argument_roles(lowered.traced, roles) if lowered else {}
+    return _with_memory(found, compiled, machine, arguments)
+
+
+def _compile(
+    jitted: Any, args: tuple[Any, ...], machine: Target | None
+) -> tuple[Target, CompiledProgram]:
+    """The function, compiled for a machine, by default the attached one."""
+    if isinstance(jitted, jax.stages.Lowered):
         raise ArgumentError(
             "jitted_or_compiled",
             "Lowered, which is not compiled",
             "Write stowax.inspect(lowered.compile()), or give the jitted function and "
             "its arguments.",
         )
-    else:
+    if not hasattr(jitted, "trace"):
         raise ArgumentError(
             "jitted_or_compiled",
-            type(jitted_or_compiled).__name__,
+            type(jitted).__name__,
             "Write stowax.inspect(jax.jit(step), ...).",
         )
-    found = inspect_program(
-        _program(compiled), compiled.memory_analysis(), machine, intent
+    machine = machine or target_of_name(None)
+    # The CPU's compiler tells where arrays lie with its memory figures.
+    return machine, _lowered(machine, jitted, args).compile(
+        getattr(jitted, "stowax_compiler_options", None),
+        with_layout=machine.platform != "cpu",
     )
-    plan = getattr(jitted_or_compiled, "stowax_plan", None)
-    if plan is not None:
-        transfers = serving(found.transfers, plan)
-        found = dataclasses.replace(
-            found, transfers=transfers, copies=copies_of(transfers, plan)
-        )
-    return _with_memory(found, compiled, machine, arguments)
+
+
+def _intent(
+    compiled: CompiledProgram | jax.stages.Compiled,
+    lowered: LoweredProgram | None,
+    machine: Target,
+) -> Intent:
+    """What was asked for, as far as what there is knows it."""
+    if isinstance(compiled, CompiledProgram) and lowered is not None:
+        return intent_of_lowered(lowered, compiled.options, machine.chip)
+    return intent_of_compiled(compiled)
 
 
 def _lowered(machine: Target, jitted: Any, args: tuple[Any, ...]) -> LoweredProgram:
@@ -194,12 +211,6 @@ def memory_of(analysis: Any) -> Memory:
         )
 
     return Memory(device=use(""), host=use("host_"))
-
-
-def _planned_roles(jitted: Any) -> tuple[str, ...]:
-    """The roles of a planned step's arguments; nothing of any other."""
-    plan = getattr(jitted, "stowax_plan", None)
-    return tuple(argument.role for argument in plan.arguments) if plan else ()
 
 
 def _module(compiled: CompiledProgram | jax.stages.Compiled) -> bytes:

@@ -23,11 +23,14 @@ from ._lineage import fetched_in_vain, returned_state
 
 
 def intent_of_lowered(
-    jitted: Any, lowered: LoweredProgram, chip: ChipFigures | None
+    lowered: LoweredProgram, given: Mapping[str, Any], chip: ChipFigures | None
 ) -> Intent:
-    """Everything: `lowered` comes from `Target.lower(jitted, *args)`."""
+    """Everything: `lowered` comes from `Target.lower(jitted, *args)`.
+
+    **Arguments:** `given` are the options that it was compiled with, besides those that
+    `jax.jit` was told; `chip` prices operations.
+    """
     traced = lowered.traced
-    own = getattr(jitted, "stowax_compiler_options", None)
     kept, places, returns, options = _jax.lowering_details(lowered.lowered)
     devices = len(_jax.lowered_devices(lowered.lowered))
     jaxpr = traced.jaxpr
@@ -68,12 +71,12 @@ def intent_of_lowered(
         opaque=tuple(sorted(found.opaque)),
         arguments=arguments,
         outputs=outputs,
-        options=options_of(os.environ, options, own),
+        options=options_of(os.environ, options, given),
         all_options=True,
         jaxlib=jaxlib_version(),
         devices=devices,
-        source=_source_of_function(jitted),
-        planned=hasattr(jitted, "stowax_plan"),
+        source=_source_of_function(lowered.jitted),
+        planned=hasattr(lowered.jitted, "stowax_plan"),
     )
 
 

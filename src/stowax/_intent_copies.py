@@ -17,6 +17,7 @@ from ._cost import ChipFigures, operation_seconds
 from ._cost_trips import trip_count
 from ._intent_record import CopyAsked, PolicyAsked
 from ._jaxpr import Program, is_checkpoint
+from ._lineage import returned_copies
 from ._policies import PolicyNames, names_of
 
 HOST_KINDS = frozenset({"pinned_host", "unpinned_host"})
@@ -41,17 +42,19 @@ def find_copies(jaxpr: Any, chip: ChipFigures | None, devices: int) -> Found:
     many share the arrays.
     """
     found = Found([], collections.Counter(), set(), set())
-    _walk(jaxpr, found, _Place(trips=1, chip=chip, devices=devices))
+    returned = returned_copies(jaxpr)
+    _walk(jaxpr, found, _Place(1, chip, devices, returned))
     return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
     """Where the walk is: how often it runs there, and whether in a loop."""
 
     trips: int | None
     chip: ChipFigures | None
     devices: int
+    returned: frozenset[int]
     in_loop: bool = False
 
 
@@ -74,7 +77,8 @@ def _walk(jaxpr: Any, found: Found, place: _Place) -> None:
                 found.named.add(parameters["name"])
             if "policy" in parameters:
                 _policy(parameters["policy"], equation, found)
-        if is_checkpoint(equation):
+        # Where nothing is differentiated a policy has nothing to decide.
+        if is_checkpoint(equation) and equation.params.get("differentiated", True):
             _policy(equation.params.get("policy"), equation, found)
         for inner, times in _inside(equation):
             trips = place.trips
@@ -173,6 +177,7 @@ def _copies(
                 name=scopes[-1] if scopes else made,
                 source=source_of(equation) or (source_of(maker) if maker else ""),
                 seconds_again=again(source),
+                returned=id(equation) in place.returned,
             )
         )
 
@@ -210,8 +215,11 @@ class _Again:
         run = self.program.closure([number], at_hand)
         if not all(self.seconds[k][1] for k in run):
             return None  # something has no price
-        if any(_jax.has_effects(self.program.nodes[k].equation) for k in run):
+        equations = [self.program.nodes[k].equation for k in run]
+        if any(_jax.has_effects(e) for e in equations):
             return None
+        if any(_in_host(v) for e in equations for v in e.invars):
+            return None  # made of what crosses the link itself
         return sum(self.seconds[k][0] for k in run)
 
 

@@ -13,7 +13,8 @@ class CopyAsked:
     """A copy to host memory that the step asks for, by a policy or by `device_put`.
 
     `bytes` is the least that one device moves each time, `trips` how often per step
-    (`None` where that is data). `shape` is of all devices together. `seconds_again` is
+    (`None` where that is data). `returned` says that the step returns it, so that it
+    does not come back. `shape` is of all devices together. `seconds_again` is
     what one device takes to make the value once more from what its layer reads; `None`
     where it is an input of the layer, or where nobody can say.
     """
@@ -25,6 +26,7 @@ class CopyAsked:
     name: str
     source: str
     seconds_again: float | None
+    returned: bool = False
 
     @property
     def total_bytes(self) -> int:

@@ -45,16 +45,19 @@ def returned_state(jaxpr: Any) -> Mapping[int, int]:
     """Argument → the output that takes its place (flat positions).
 
     Where several would do, the order of the arguments decides, as it does where state
-    goes in and comes out as one tree.
+    goes in and comes out as one tree. What is made of one argument alone is no update,
+    but a function of it (a copy to another memory, say).
     """
     opened = _jax.open_jaxpr(jaxpr)
     made_of = _walk(jaxpr, _bits(opened), _in_place)
+    reached = _walk(jaxpr, _bits(opened), _anything)
     free = list(range(len(opened.outvars)))
     pairs: dict[int, int] = {}
     for i, variable in enumerate(opened.invars):
         kind = _type(variable)
         for k in free:
-            if _type(opened.outvars[k]) == kind and made_of[k] & 1 << i:
+            others = reached[k] & ~(1 << i)
+            if _type(opened.outvars[k]) == kind and made_of[k] & 1 << i and others:
                 pairs[i] = k
                 free.remove(k)
                 break
@@ -88,6 +91,39 @@ def fetched_in_vain(jaxpr: Any) -> frozenset[int]:
     return frozenset(i for i in range(len(opened.invars)) if found & 1 << i)
 
 
+def returned_copies(jaxpr: Any) -> frozenset[int]:
+    """Which `device_put` equations, by `id`, send to host memory what is returned.
+
+    That is state or gradients, and not something that comes back.
+    """
+    bits: dict[int, int] = {}
+
+    def move(equation: Any, values: list[int]) -> list[int]:
+        name = equation.primitive.name
+        if name == "device_put":
+            out = []
+            for value, before, after in zip(
+                values, equation.invars, equation.outvars, strict=True
+            ):
+                if _in_host(after) and not _in_host(before):
+                    value = bits.setdefault(id(equation), 1 << len(bits))
+                out.append(value if _in_host(after) else 0)
+            return out
+        if name in _IN_PLACE or name == "concatenate":
+            return [_union(values)]
+        if name not in _PARTS:
+            return [0] * len(equation.outvars)
+        return values[: len(equation.outvars)]
+
+    opened = _jax.open_jaxpr(jaxpr)
+    returned = _union(_walk(jaxpr, [0] * len(opened.invars), move))
+    return frozenset(number for number, bit in bits.items() if returned & bit)
+
+
+def _in_host(atom: Any) -> bool:
+    return getattr(atom.aval, "memory_space", None) == jax.memory.Space.Host
+
+
 def _bits(opened: Any) -> list[int]:
     return [1 << i for i in range(len(opened.invars))]
 
@@ -112,6 +148,10 @@ def _in_place(equation: Any, values: list[int]) -> list[int]:
         if _type(atom)[0] == shape
     ]
     return [_union(kept)] * len(equation.outvars)
+
+
+def _anything(equation: Any, values: list[int]) -> list[int]:
+    return [_union(values)] * len(equation.outvars)
 
 
 Rule = Callable[[Any, list[int]], list[int]]

@@ -56,6 +56,9 @@ def find_hazards(
             left_out.setdefault(reason, []).append(kind)
             continue
         found += sorted(search.find(context), key=lambda hazard: -hazard.seconds)
+    for source in context.intent.opaque:
+        reason = f"the policy at {source} does not say what it names"
+        left_out.setdefault(reason, []).append("policy-name-unmatched")
     return tuple(found), tuple(
         Omission(what=", ".join(kinds), reason=reason)
         for reason, kinds in left_out.items()
@@ -90,14 +93,6 @@ def _both(*reasons: Callable[[Context], str]) -> Callable[[Context], str]:
     return lambda context: next((r for f in reasons if (r := f(context))), "")
 
 
-def _opaque(context: Context) -> str:
-    if untraced := _untraced(context):
-        return untraced
-    if context.intent.opaque and not context.intent.policies:
-        return f"the policy at {context.intent.opaque[0]} does not say what it names"
-    return ""
-
-
 def _undecided(context: Context) -> str:
     return "the plan decides on donation" if context.intent.planned else ""
 
@@ -124,7 +119,7 @@ SEARCHES: Mapping[str, Search] = {
         kinds_dropped, _both(_no_host_memory, _without_arguments)
     ),
     "offload-vanished": Search(vanished, _both(_no_host_memory, _untraced)),
-    "policy-name-unmatched": Search(policy_names, _opaque),
+    "policy-name-unmatched": Search(policy_names, _untraced),
     "state-moved": Search(state_moved, _untraced),
     "host-memory-exceeded": Search(host_memory, _no_host_memory),
     "synchronous-copy": Search(synchronous_copies),

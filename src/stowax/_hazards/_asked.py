@@ -96,7 +96,9 @@ def cheaper_to_recompute(context: Context) -> Iterator[Hazard]:
     """
     asked = [c for c in context.intent.copies or () if c.bytes >= NOTABLE_BYTES]
     for copy in asked:
-        if copy.seconds_again is None or copy.trips is None or of_a_plan(copy.name):
+        if copy.seconds_again is None or copy.trips is None or copy.returned:
+            continue
+        if of_a_plan(copy.name):
             continue
         sharing = sum(other.bytes == copy.bytes for other in asked)
         waiting = sum(

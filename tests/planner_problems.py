@@ -4,7 +4,16 @@ import dataclasses
 
 import hypothesis.strategies as st
 
-from stowax._stages import Body, Link, Operation, Passage, Point, Problem, Value
+from stowax._stages import (
+    Body,
+    HostUpdate,
+    Link,
+    Operation,
+    Passage,
+    Point,
+    Problem,
+    Value,
+)
 
 EVERY = frozenset({"keep", "offload", "recompute"})
 STORE = frozenset({"keep", "offload"})
@@ -143,7 +152,7 @@ def small_bodies(draw, name="layer", most_operations=4):
     )
 
 
-def state(*sizes, seconds=0.0, reserved=0, allowed=STORE, passages=()):
+def state(*sizes, seconds=0.0, reserved=0, allowed=STORE, passages=(), host_updates=()):
     """A body of the phase "update" with arrays of these bytes.
 
     The first of them passes through layers as `passages` say.
@@ -169,7 +178,32 @@ def state(*sizes, seconds=0.0, reserved=0, allowed=STORE, passages=()):
         backward_seconds=seconds,
         points=(Point(reserved_bytes=reserved, live=()),),
         phase="update",
+        host_updates=tuple(host_updates),
     )
+
+
+def on_host(sizes, *values, seconds, rate=8.0):
+    """The part of an update of arrays of these bytes that the host may do."""
+    moved = sum(sizes[i] for i in values)
+    return HostUpdate(
+        values=values,
+        update_in=moved,
+        update_out=moved,
+        seconds=seconds,
+        stream_seconds=moved / rate,
+    )
+
+
+@st.composite
+def host_parts(draw, sizes):
+    """Parts of an update for the host, of different values; perhaps none."""
+    values = draw(st.permutations(range(len(sizes))))
+    cut = draw(st.integers(0, len(sizes)))
+    return [
+        on_host(sizes, *sorted(own), seconds=draw(st.integers(0, 12)) / 2)
+        for own in (values[:cut], values[cut:])
+        if own and draw(st.booleans())
+    ]
 
 
 @st.composite
@@ -182,7 +216,7 @@ def small_problems(draw, most_bodies=2):
             draw(small_bodies(n, most_operations=2)) for n in ("encoder", "decoder")
         ]
     if draw(st.booleans()):
-        sizes = draw(st.lists(st.integers(1, 90), min_size=1, max_size=2))
+        sizes = draw(st.lists(st.integers(1, 90), min_size=1, max_size=3))
         allowed = draw(st.sampled_from([STORE, STORE, {"keep"}]))
         seconds = draw(st.integers(0, 8)) / 4
         reserved = draw(st.integers(0, 300))
@@ -204,6 +238,7 @@ def small_problems(draw, most_bodies=2):
                 reserved=reserved,
                 allowed=allowed,
                 passages=passages,
+                host_updates=draw(host_parts(sizes)),
             ),
         )
     return problem(

@@ -56,9 +56,13 @@ def goes_in_turn(body, chosen):
     """Whether of state that crosses the link alike the smaller goes first."""
     if body.phase != "update" or not body.values[0].allowed >= STORE:
         return True
-    order = sorted((v.bytes, v.index) for v in body.values if not v.passages)
-    gone = [chosen[i] == "offload" for _, i in order]
-    return gone == sorted(gone, reverse=True)
+    by_host = {i for part in body.host_updates for i in part.values}
+    lines: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    for v in body.values:
+        if not v.passages:
+            lines[v.index in by_host].append((v.bytes, v.index))
+    gone = [[chosen[i] == "offload" for _, i in sorted(m)] for m in lines.values()]
+    return all(line == sorted(line, reverse=True) for line in gone)
 
 
 def enumerated(p):

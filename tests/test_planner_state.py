@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner_problems import chain, problem, state
+from planner_problems import chain, on_host, problem, state
 from stowax._planner import baselines, evaluate, solve
 from stowax._stages import Passage
 
@@ -85,6 +85,36 @@ def test_parameters_take_their_part_of_the_layers_windows():
     offloads = ("offload", "keep", "keep", "keep")
     both = evaluate(p, (("offload",), offloads))
     assert both.backward_window_used[1] == (64 + 8) / rate / 6.0
+
+
+def test_what_the_host_updates_does_not_cross_the_link():
+    sizes, rate, seconds = (40, 24, 16), 8.0, 1.0
+    part = on_host(sizes, 0, 1, seconds=seconds)
+    p = problem(state(*sizes, host_updates=[part]), chain(), rate=rate)
+    base = evaluate(p, (("keep",) * 3, KEPT)).seconds
+    # All of a part has to be in host memory: else it streams as before.
+    half = evaluate(p, (("offload", "keep", "keep"), KEPT))
+    assert (half.seconds, half.host_seconds) == (base + 40 / rate, 0)
+    both = evaluate(p, (("offload", "offload", "keep"), KEPT))
+    assert (both.seconds, both.host_seconds) == (base + seconds, seconds)
+    assert both.transfer_seconds == 0
+    # The host works after what streams, not beside it.
+    every = evaluate(p, (("offload",) * 3, KEPT))
+    assert every.seconds == base + 16 / rate + seconds
+    assert every.host_bytes == sum(sizes)
+
+
+def test_a_part_for_the_host_makes_other_state_the_one_that_goes():
+    # Two small arrays or the large one free the same bytes; the small ones go first.
+    sizes, rate = (40, 40, 80), 8.0
+    stream = problem(state(*sizes), device_bytes=80, rate=rate)
+    assert solve(stream).decisions == (("offload", "offload", "keep"),)
+    part = on_host(sizes, 2, seconds=1.0)
+    p = problem(state(*sizes, host_updates=[part]), device_bytes=80, rate=rate)
+    found = solve(p)
+    assert found.decisions == (("keep", "keep", "offload"),)
+    assert found.evaluation.seconds == 1.0 < 80 / rate
+    assert found.outcome == "optimal"
 
 
 def test_host_memory_is_shared_too():

@@ -7,7 +7,8 @@ from stowax._preferences import Preferences
 from stowax._stages import Value
 
 INSTEAD = (
-    "Write 'offload' or 'recompute', alone or with a pattern after a colon: "
+    "Write 'offload', 'recompute' or 'host update', alone or with a pattern after a "
+    "colon: "
     "'recompute:*dropout*'. To forbid keeping, pin another decision."
 )
 ALL = frozenset({"keep", "offload", "recompute"})

@@ -19,6 +19,7 @@ from compiled_programs import (
     program,
 )
 from stowax._figures import (
+    HOST_EFFICIENCY,
     MATRIX_EFFICIENCY,
     MEMORY_EFFICIENCY,
     OPERATIONS,
@@ -37,6 +38,7 @@ CHIP = dataclasses.replace(
     matrix=(("bfloat16", assumed(100, OPERATIONS, "a test")),),
     interconnect=assumed(20, RATE, "a test"),
     clock=assumed(1, "hertz", "a test"),
+    host_bandwidth=unknown(RATE),
 )
 LINK = Link(device_to_host=2.0, host_to_device=4.0)
 
@@ -263,6 +265,31 @@ def test_host_calls_are_waited_for_and_listed():
     # 100 bytes over the slower direction, 50 s, 5 of them under work.
     assert (timeline.step_seconds, timeline.exposed_seconds) == (50, 45)
     assert [u.what for u in timeline.unpriced] == ["HostExecute"]
+
+
+def test_work_on_a_known_host_is_taken_at_its_rate():
+    # Two results of two arrays that come in; one result is made of the other, too.
+    given = [item(name, "parameter", bytes_accessed=0) for name in ("m", "g")]
+    moment = item("m2", "add", operands=("m", "g"), flops=0.0)
+    scaled = item("s", "multiply", operands=("m2",))
+    result = item("p2", "subtract", operands=("g", "s"))
+    root = item("root", "tuple", operands=("m2", "p2"))
+    update = [*given, moment, scaled, result, root]
+    fields = {"wrapped": "custom-call", "target": "HostExecute", "called": ("update",)}
+    call = item("h", "async-start", **fields)
+    finish = item("h-done", "async-done", operands=("h",))
+    program = build(update=update, main=[call, finish])
+    rate = 10.0  # bytes per second for each of the host's chips
+    bandwidth = assumed(rate * CHIP.chips_per_host / HOST_EFFICIENCY, RATE, "a test")
+    chip = dataclasses.replace(CHIP, host_bandwidth=bandwidth)
+    timeline = simulate(program, chip, LINK)
+    # The first loop reads 100 + 100 bytes and writes 100, and so does the second.
+    assert timeline.exposed_seconds == pytest.approx(600 / rate)
+    assert timeline.unpriced == ()
+    # A product is no matter of bytes alone: it is listed.
+    product = dataclasses.replace(moment, flops=1e3)
+    program = build(update=[*given, product, *update[3:]], main=[call, finish])
+    assert [u.what for u in simulate(program, chip, LINK).unpriced] == ["HostExecute"]
 
 
 def test_loops_of_unknown_length_are_listed():

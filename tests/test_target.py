@@ -13,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 from stowax import _jax, _target
 from stowax._machine import HOST_FRACTION
+from stowax._streams import quiet_native_log
 from stowax._target import target, targets, targets_table
 from stowax.report import targets_text
 
@@ -255,7 +256,7 @@ def test_the_names_print_as_the_command_prints_them():
 
 
 def test_other_peoples_words_on_stderr_are_kept(capfd: pytest.CaptureFixture) -> None:
-    with _jax.quiet_native_log():
+    with quiet_native_log():
         os.write(2, b"I0000 cudart_stub.cc:31] Could not find cuda drivers\n")
         os.write(2, b"something that matters\n")
     assert capfd.readouterr().err == "something that matters\n"

@@ -4,13 +4,23 @@ Pure bookkeeping on records; nothing here decides anything.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ._forecast import Forecast
 from ._pinned import beyond_the_pool
 from ._plan_record import Baseline, DecisionRecord, StackRecord
 from ._planner import baselines, evaluate, named
-from ._stages import Body, Decision, Decisions, Evaluation, Problem, Value
+from ._stages import (
+    Body,
+    Decision,
+    Decisions,
+    Evaluation,
+    HostUpdate,
+    Problem,
+    Value,
+    updated_on_host,
+)
 from ._state import NAME as STATE
 from ._stays import LEAST
 from ._survey import Survey
@@ -28,6 +38,7 @@ def decision_records(
     """
     records = []
     for body, chosen in zip(survey.bodies, decisions, strict=True):
+        parts = updated_on_host(body, chosen)
         for value, decision in zip(body.values, chosen, strict=True):
             if decision is None or value.available:
                 continue
@@ -46,7 +57,7 @@ def decision_records(
                     count=count,
                     bytes=value.bytes * body.count // count,
                     decision=decision,
-                    reason=_reason(survey, body, value, decision),
+                    reason=_reason(survey, body, value, decision, parts),
                     pinned=pinned.get((body.name, value.index)),
                 )
             )
@@ -80,8 +91,13 @@ def _count(survey: Survey, body: Body, value: Value) -> int:
     return len(survey.state.leaves[value.index])
 
 
-def _state_reason(survey: Survey, value: Value, decision: Decision) -> str:
-    """Why an array of the step's state is where it is."""
+def _state_reason(
+    survey: Survey, value: Value, decision: Decision, parts: Sequence[HostUpdate]
+) -> str:
+    """Why an array of the step's state is where it is.
+
+    `parts` are those of the update that the host's processor does.
+    """
     why = survey.state.reasons[value.index] if survey.state else ""
     if value.allowed == {"keep"} and value.stays:
         return f"it stays: {value.stays}"
@@ -92,6 +108,13 @@ def _state_reason(survey: Survey, value: Value, decision: Decision) -> str:
         return f"its copies would take {seconds}"
     if _only_read(survey, value):
         return f"layers fetch it, nothing changes it; its copies take {seconds} a pass"
+    for part in parts:
+        if value.index in part.values:
+            return (
+                f"the host's processor updates it, in {format_seconds(part.seconds)} "
+                "with what belongs to it; through the device that would take "
+                f"{format_seconds(part.stream_seconds)}"
+            )
     if why:
         return f"copies take {seconds}; as a whole on the device at its turn: {why}"
     return f"streams through the update in blocks; its copies take {seconds} each way"
@@ -106,9 +129,10 @@ def _reason(
     body: Body,
     value: Value,
     decision: Decision,
+    parts: Sequence[HostUpdate],
 ) -> str:
     if body.phase == "update":
-        return _state_reason(survey, value, decision)
+        return _state_reason(survey, value, decision, parts)
     link = survey.target.link
     out = value.bytes / link.device_to_host
     again = _again(body, value)
@@ -311,6 +335,34 @@ def notes(
             0,
             "nothing is offloaded: JAX cannot bring host memory into a gradient under "
             "jax.vmap, or into a derivative of a gradient",
+        )
+    return tuple(found)
+
+
+def host_notes(
+    survey: Survey, decisions: Decisions | None, inspection: Any | None
+) -> tuple[str, ...]:
+    """What the host's processor does in a plan's program, planned or not."""
+    found = []
+    parts = [
+        part
+        for body, chosen in zip(survey.bodies, decisions or (), strict=False)
+        for part in updated_on_host(body, chosen)
+    ]
+    if parts:
+        rate = (survey.target.chip.host_rate() or 0.0) / 1e9
+        count = sum(len(part.values) for part in parts)
+        found.append(
+            f"the host's processor updates {count} value{'s' * (count != 1)} of the "
+            f"state, at an assumed {rate:.3g} GB/s a device; forbid=['host update'] "
+            "streams them through the device"
+        )
+    hazards = inspection.hazards if inspection else ()
+    moved = sum(hazard.kind == "host-compute" for hazard in hazards)
+    if moved:
+        found.append(
+            f"the compiler moved arithmetic onto the host's processor, unasked, in "
+            f"{moved} places: stowax inspect says where"
         )
     return tuple(found)
 

@@ -57,7 +57,8 @@ class Chip:
     enforces. `link_out`, `link_in` are the nominal rates device→host and host→device,
     `sustained_out`, `sustained_in` what was seen to be left of them. `interconnect`
     counts both directions. `host_bytes` is the memory of the usual virtual machine,
-    which `chips_per_host` chips share. `clock` is the rate of the compiler's cycle
+    which `chips_per_host` chips share, `host_bandwidth` that memory's rate at its peak.
+    `clock` is the rate of the compiler's cycle
     estimates.
     """
 
@@ -78,6 +79,7 @@ class Chip:
     sustained_in: Figure
     chips_per_host: int
     host_bytes: Figure
+    host_bandwidth: Figure
     clock: Figure
 
     def matrix_rate(self, dtype: str) -> float | None:
@@ -107,6 +109,21 @@ class Chip:
         value = self.vector.value
         return None if value is None else value / self.devices_per_chip
 
+    def host_rate(self) -> float | None:
+        """Bytes per second that the host's processor reads and writes for one device.
+
+        With every device of the host at it; `None` where the host's memory is not
+        known.
+
+        >>> from stowax._hardware import CHIPS
+        >>> CHIPS["v6e"].host_rate() is None
+        True
+        """
+        value = self.host_bandwidth.value
+        if value is None:
+            return None
+        return value * HOST_EFFICIENCY / (self.chips_per_host * self.devices_per_chip)
+
     def figures(self) -> tuple[tuple[str, Figure], ...]:
         """Every figure with its name, in table order."""
         rates = tuple((f"matrix {name}", figure) for name, figure in self.matrix)
@@ -122,6 +139,7 @@ class Chip:
             ("link device to host, sustained", self.sustained_out),
             ("link host to device, sustained", self.sustained_in),
             ("host memory", self.host_bytes),
+            ("host memory bandwidth, all chips", self.host_bandwidth),
             ("clock", self.clock),
         )
 
@@ -163,6 +181,12 @@ VECTOR_EFFICIENCY = 0.5
 MEMORY_EFFICIENCY = 0.85
 """Part of the nominal memory bandwidth that fused loops reach: assumed (stream
 benchmarks reach 0.8 to 0.93)."""
+
+HOST_EFFICIENCY = 0.2
+"""Part of the host memory's peak that an update written by XLA's CPU compiler reaches:
+assumed, and meant to be low. Copies of other devices use the same memory; and updates
+on the host were published as 2 to 3 times slower than copies of the state
+(apple/axlearn 867), which is 0.2 to 0.3 of the peak for Adam beside a v5p."""
 
 INTERCONNECT_EFFICIENCY = 0.8
 """Part of the nominal one-way interconnect bandwidth that collectives reach:

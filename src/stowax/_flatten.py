@@ -11,6 +11,7 @@ too follows from the data flow, here as in XLA.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from ._host_calls import leaves_in_scope
 from ._lowered import Graph, Region, TensorOperation, TensorValue
 
 # Results are their operands, in order.
@@ -113,12 +114,15 @@ class _Flattener:
         # Pairs of values that are in the same memory, and values placed by the program.
         self.together: list[tuple[int, int]] = []
         self.placed: dict[int, str] = {}
+        self.on_host = False  # inside of what the host's processor computes
 
     def new(self, value: TensorValue) -> int:
         number = len(self.values)
         self.values[number] = value
         if value.memory is not None:
             self.placed[number] = value.memory
+        elif self.on_host:
+            self.placed[number] = "host"
         return number
 
     def block(self, region: Region, names: dict[int, int]) -> Block:
@@ -141,8 +145,11 @@ class _Flattener:
         inlined = self.inlined(operation)
         if inlined is not None:
             inner = {**names, **self.bound(inlined, operands)}
+            outside = self.on_host
+            self.on_host = outside or bool(leaves_in_scope(operation.scope))
             for inside in inlined.operations:
                 self.operation(inside, inner, nodes)
+            self.on_host = outside
             self.rename(operation, [inner[n] for n in inlined.results], names)
         elif self.renames(operation, operands):
             self.rename(operation, operands, names)

@@ -97,8 +97,26 @@ def _tpu(
         sustained_in=unknown(RATE, "no measurement with every chip busy found"),
         chips_per_host=chips_per_host,
         host_bytes=quoted(host_gb * GB, "bytes", f"Google Cloud, {machine}"),
+        host_bandwidth=_host_bandwidth(key),
         clock=clock,
     )
+
+
+# Processors of a host, their memory channels in all, and GB/s of each (DDR4-3200 and
+# DDR5-4800). v5e: one processor for every four chips, so two for a host of eight.
+_HOSTS = {
+    "v4": ("two AMD EPYC 7B12, by Google's MLPerf Training 2.0", 16, 25.6),
+    "v5e": ("two AMD EPYC 7B13, by Google's MLPerf Training 3.1", 16, 25.6),
+    "v5p": ("two Intel Xeon 8481C, by Google's MLPerf Training 4.0", 16, 38.4),
+}
+
+
+def _host_bandwidth(key: str) -> Figure:
+    if key not in _HOSTS:
+        return unknown(RATE)
+    processors, channels, each = _HOSTS[key]
+    source = f"{processors}: {channels} channels of {each:g} GB/s"
+    return assumed(channels * each * GB, RATE, source)
 
 
 def _clock(value: float, cores_and_units: str) -> Figure:
@@ -240,6 +258,7 @@ def _gpu(
         sustained_in=sustained[1],
         chips_per_host=chips_per_host,
         host_bytes=quoted(host_gb * GB, "bytes", host_source),
+        host_bandwidth=unknown(RATE, "not asked for: no GPU updates on its host"),
         clock=quoted(clock * 1e9, "hertz", specs),
     )
 
@@ -358,6 +377,7 @@ _CPU = Chip(
     sustained_in=unknown(RATE, "not measured"),
     chips_per_host=1,
     host_bytes=unknown("bytes", "the machine's own; read when the target is made"),
+    host_bandwidth=unknown(RATE, "device and host memory are the same memory"),
     clock=unknown("hertz", "the CPU compiler gives no cycle estimates"),
 )
 

@@ -9,9 +9,7 @@ import contextlib
 import importlib
 import os
 import pathlib
-import re
 import sysconfig
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +18,7 @@ import jax
 import numpy as np
 from jax._src import cloud_tpu_init as _cloud_tpu_init
 from jax._src import compiler as _compiler
+from jax._src import compute_on as _compute_on
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import hardware_utils as _hardware_utils
@@ -30,6 +29,8 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import lax as _lax
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib import xla_client as _xla_client
+
+from ._streams import quiet_native_log
 
 # --- jaxprs -------------------------------------------------------------------------
 
@@ -181,39 +182,27 @@ def row_major(value: Any) -> Any:
     return with_layout_constraint(value, order)
 
 
+def compute_on_host(jaxpr: Any, inputs: Sequence[Any], on_device: int) -> list[Any]:
+    """Runs `jaxpr` on the host's processor; of its results the first few come back.
+
+    `jaxpr` is traced as if all were on the device: `compute_on` itself refuses what a
+    function makes (device memory) beside its inputs (host memory). `on_device` results
+    go to the device, the others stay. JAX 0.10 to 0.12.
+    """
+    host, memory = len(open_jaxpr(jaxpr).outvars) - on_device, jax.memory.Space
+    spaces = [memory.Device] * on_device + [memory.Host] * host
+    return _compute_on.compute_on_p.bind(
+        *inputs,
+        jaxpr=jaxpr,
+        compute_type="device_host",
+        out_memory_spaces=tuple(spaces),
+        compiler_options_json=None,
+    )
+
+
 # --- compile-only targets -----------------------------------------------------------
 
-_NOISE = re.compile(
-    rb"cudart_stub\.cc|All log messages before absl::InitializeLog"
-    rb"|Logging before InitGoogle|Failed to find host bounds for accelerator type"
-)
 _REGISTRATION = threading.Lock()
-
-
-@contextlib.contextmanager
-def quiet_native_log() -> Iterator[None]:
-    """Keeps known chatter of the C++ plugins off stderr; everything else is passed on.
-
-    libtpu and the CUDA plugin write to file descriptor 2 while they load ("could not
-    find cuda drivers"), which Python's own redirection cannot catch. What is held back
-    is replayed when the block ends, minus the lines that say nothing.
-    """
-    try:
-        saved = os.dup(2)
-    except OSError:  # no stderr at all
-        yield
-        return
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            held.seek(0)
-            kept = [line for line in held if not _NOISE.search(line)]
-            if kept:
-                os.write(saved, b"".join(kept))
-            os.close(saved)
 
 
 def without_compilation_cache() -> contextlib.AbstractContextManager[None]:

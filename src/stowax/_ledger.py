@@ -73,7 +73,11 @@ def serving(transfers: Iterable[Transfer], plan: PlanRecord) -> tuple[Transfer, 
 
 
 def copies_of(transfers: Sequence[Transfer], plan: PlanRecord) -> tuple[CopyCheck, ...]:
-    """What a plan offloads, beside the copies of it that the program makes."""
+    """What a plan offloads, beside the copies of it that the program makes.
+
+    What the host's processor updates makes none, and is left out.
+    """
+    updated = {a.path for a in plan.arguments if a.on_host}
     moved: dict[str, dict[str, int]] = {}
     for transfer in transfers:
         if transfer.serves:
@@ -83,8 +87,11 @@ def copies_of(transfers: Sequence[Transfer], plan: PlanRecord) -> tuple[CopyChec
     for decision in plan.decisions:
         if decision.decision != "offload" or decision.role == "parameter":
             continue
+        names = _arguments_of(decision, plan) or [decision.name]
+        if not updated.isdisjoint(names):
+            continue
         ways = collections.Counter()
-        for name in _arguments_of(decision, plan) or (decision.name,):
+        for name in names:
             ways.update(moved.get(name, {}))
         checks.append(
             CopyCheck(

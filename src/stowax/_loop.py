@@ -215,7 +215,8 @@ class Search:
         if attempt.measured.inspection is None or attempt.evaluation is None:
             return False
         timeline = attempt.measured.inspection.timeline
-        surprising = timeline.exposed_seconds - attempt.evaluation.exposed_seconds
+        expected = attempt.evaluation.exposed_seconds + attempt.evaluation.host_seconds
+        surprising = timeline.exposed_seconds - expected
         if surprising < _WORTH_HIDING * timeline.step_seconds:
             return False
         moving = timeline.device_to_host_seconds + timeline.host_to_device_seconds

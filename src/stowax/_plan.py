@@ -173,6 +173,7 @@ class Plan(PlanRecord):
             },
             in_turn=platform_of(self.target) != "tpu",
             lean=self.lean,
+            on_host=tuple(i for i, argument in mine.items() if argument.on_host),
         )
 
     def __str__(self) -> str:

@@ -98,7 +98,8 @@ class ArgumentRecord:
 
     `shard` is the shape of one device's part of it, `output` the step's output that
     takes its place, if one does (a flat position). `partition` says which axes of the
-    mesh each axis of it is spread over, if there is a mesh.
+    mesh each axis of it is spread over, if there is a mesh. `on_host` says that
+    the host's processor updates it.
     """
 
     path: str
@@ -109,6 +110,7 @@ class ArgumentRecord:
     output: int | None = None
     memory_kind: str = "device"
     partition: tuple[str | tuple[str, ...] | None, ...] | None = None
+    on_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

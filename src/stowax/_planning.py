@@ -18,6 +18,7 @@ from ._certificate import certify
 from ._describe import (
     baseline_records,
     decision_records,
+    host_notes,
     in_the_way,
     notes,
     stack_records,
@@ -113,7 +114,7 @@ def plan(
     free = take_survey(step, specs, traced, machine, options)
     if donate is False:
         free = _without_donation(free)
-    survey = free.narrowed(preferences.allow)
+    survey = free.narrowed(preferences.allow, preferences.keeps_off_host)
     for staying in free.staying:
         preferences.allow(staying.value)
     preferences.check_matched()
@@ -190,7 +191,7 @@ class _AsWritten:
         preferences = Preferences(pin=self.pin, forbid=self.forbid)
         return dataclasses.replace(
             self.rolled,
-            survey=self.free.narrowed(preferences.allow),
+            survey=self.free.narrowed(preferences.allow, preferences.keeps_off_host),
             attempts=[],
             least=set(),
             plain={},
@@ -247,6 +248,7 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
     traced, machine, options = survey.step, survey.target, survey.options
     plan = survey.step_plan(best.decisions) if best.decisions else None
     hosted = plan.hosted.shards if plan and plan.hosted else {}
+    on_host = plan.hosted.on_host if plan and plan.hosted else ()
     specs = jax.tree.leaves(survey.specs)
     return {
         "step": traced.name,
@@ -267,6 +269,7 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
                 role=a.role,
                 output=traced.updates.get(i),
                 memory_kind="pinned_host" if i in hosted else "device",
+                on_host=i in on_host,
             )
             for i, a in enumerate(traced.arguments)
         ),
@@ -316,12 +319,15 @@ def _figures(found: Found) -> dict[str, Any]:
         "donate_argnums": survey.step.donate if best.donated else (),
         "compiler_options": dict(best.options),
         "unpriced": survey.unpriced,
-        "notes": notes(
-            survey,
-            fits,
-            measured.host_bytes,
-            best.decisions,
-            unrolled=search is not found.rolled,
+        "notes": (
+            *host_notes(survey, best.decisions, measured.inspection),
+            *notes(
+                survey,
+                fits,
+                measured.host_bytes,
+                best.decisions,
+                unrolled=search is not found.rolled,
+            ),
         ),
         "solving_seconds": search.solving_seconds,
         "in_the_way": () if fits else in_the_way(survey),
@@ -365,7 +371,8 @@ def _pin_prices(
     whole = solve(search.problem()).evaluation.seconds
     prices = []
     for pattern, decision in preferences.patterns():
-        others = free.narrowed(preferences.without(pattern, decision).allow)
+        without = preferences.without(pattern, decision)
+        others = free.narrowed(without.allow, without.keeps_off_host)
         problem = search.problem(survey=others)
         matched = preferences.count(pattern, decision)
         prices.append(

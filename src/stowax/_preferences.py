@@ -12,8 +12,8 @@ then the decision:
 
 - `pin={"*attention*": "keep"}`; on the command line `--pin "*attention*=keep"`;
 - `forbid=("offload", "recompute:*dropout*")`: a decision, alone or with a pattern after
-a
-  colon; on the command line `--forbid "recompute:*dropout*"`.
+  a colon; on the command line `--forbid "recompute:*dropout*"`. `"host update"` forbids
+  that the host's processor updates state that is offloaded.
 
 Later pins win over earlier ones. A pattern such as `"*attention*"` meets large arrays
 and small ones, weights and masks; a pin holds for those of them that it is possible
@@ -41,6 +41,7 @@ class _Rule:
     pattern: str
     decision: Decision
     pinned: bool
+    on_host: bool = False  # of "host update", which is no decision
 
     @property
     def argument(self) -> str:
@@ -89,7 +90,7 @@ class Preferences:
         met = [rule for rule in self._rules if rule.matches(value)]
         for rule in met:
             self._met[rule].setdefault(value, rule.decision in value.allowed)
-        forbidden = {r.decision: r for r in met if not r.pinned}
+        forbidden = {r.decision: r for r in met if not (r.pinned or r.on_host)}
         pin = self._pin_of(value)
         if pin is None:
             return value.allowed - forbidden.keys() or value.allowed
@@ -101,6 +102,10 @@ class Preferences:
                 "Leave out one of the two, or narrow its pattern.",
             )
         return frozenset({pin.decision})
+
+    def keeps_off_host(self, value: Value) -> bool:
+        """Whether the host's processor must not update this part of the state."""
+        return any(rule.on_host and rule.matches(value) for rule in self._rules)
 
     def matched(self, value: Value) -> str | None:
         """The pattern of the pin that decides for `value`, if one does."""
@@ -164,18 +169,22 @@ def _pin(pattern: str, decision: str) -> _Rule:
 
 def _forbidden(text: str) -> _Rule:
     decision, colon, pattern = text.partition(":")
-    if decision not in ("offload", "recompute") or (colon and not pattern):
+    on_host = decision == "host update"
+    known = on_host or decision in ("offload", "recompute")
+    if not known or (colon and not pattern):
         raise ArgumentError(
             "forbid",
             repr(text),
-            "Write 'offload' or 'recompute', alone or with a pattern after a colon: "
-            "'recompute:*dropout*'. To forbid keeping, pin another decision.",
+            "Write 'offload', 'recompute' or 'host update', alone or with a pattern "
+            "after a colon: 'recompute:*dropout*'. To forbid keeping, pin another "
+            "decision.",
         )
     return _Rule(
         text=text,
         pattern=pattern or "*",
-        decision=cast(Decision, decision),
+        decision="offload" if on_host else cast(Decision, decision),
         pinned=False,
+        on_host=on_host,
     )
 
 

@@ -24,6 +24,7 @@ import dataclasses
 from collections.abc import Callable
 
 from ._figures import MATRIX_EFFICIENCY, MEMORY_EFFICIENCY, Chip
+from ._host_calls import host_call_bytes, work_on_host
 from ._program_record import (
     COLLECTIVES,
     Computation,
@@ -324,14 +325,20 @@ def _exchange(clock: _Clock, item: Instruction) -> None:
 
 
 def _host_call(clock: _Clock, item: Instruction) -> None:
-    """Work on the host's processor: nobody prices that, so only its bytes count."""
-    rate = min(clock.link.device_to_host, clock.link.host_to_device)
-    seconds = item.bytes_accessed / rate
-    clock.miss(
-        item.target or item.opcode,
-        "runs on the host, taken at its bytes over the link",
-        seconds,
-    )
+    """Work on the host's processor: its bytes at the host's rate, where that is known.
+
+    What nobody prices (products; any work on a host that is not known) is listed.
+    """
+    rate, reason = clock.chip.host_rate(), "products on the host, taken at their bytes"
+    moved = host_call_bytes(clock.program, item)
+    if rate is None:
+        rate = min(clock.link.device_to_host, clock.link.host_to_device)
+        moved = item.bytes_accessed
+        reason = "runs on the host, taken at its bytes over the link"
+    seconds = moved / rate
+    work = work_on_host(clock.program, item.called)
+    if clock.chip.host_rate() is None or any(part.flops for part in work):
+        clock.miss(item.target or item.opcode, reason, seconds)
     end = clock.occupy("host", item.name, seconds)
     clock.flights[item.name] = _Flight(end, "exposed")
 

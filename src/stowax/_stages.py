@@ -5,6 +5,7 @@ device, seconds are per execution of the thing named, unless a field says otherw
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 Decision = Literal["keep", "offload", "recompute"]
@@ -74,6 +75,23 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HostUpdate:
+    """State that the host's processor updates, if all of it is in host memory.
+
+    `values` are indices of the update's body. Where every one of them is offloaded,
+    `update_in` and `update_out` of their bytes do not cross the link at the update;
+    instead the host works for `seconds`, while the device waits. `stream_seconds` is
+    what it stands in for: those bytes over the link. Only what is faster so is listed.
+    """
+
+    values: tuple[int, ...]
+    update_in: int
+    update_out: int
+    seconds: float
+    stream_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One operation of the forward body; `inputs` and `outputs` are value indices.
 
@@ -116,6 +134,8 @@ class Body:
     the step's state, which nothing can compute again. What is kept of it is on the
     device throughout. What is offloaded streams in and out in blocks while the update
     runs, which takes `backward_seconds`; no more than a block is on the device.
+    `host_updates` are the parts of it that the host's processor does instead, one part
+    after the other, where all that they work on is offloaded; no two share a value.
     """
 
     name: str
@@ -127,6 +147,7 @@ class Body:
     points: tuple[Point, ...]
     in_loop: bool = True
     phase: Phase = "layers"
+    host_updates: tuple[HostUpdate, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +180,27 @@ class Problem:
     prefetch_depth: int = 2
 
 
+def updated_on_host(
+    body: Body, chosen: Sequence[Decision | None]
+) -> tuple[HostUpdate, ...]:
+    """The parts of the update that the host's processor does under decisions."""
+    return tuple(
+        part
+        for part in body.host_updates
+        if all(chosen[i] == "offload" for i in part.values)
+    )
+
+
 Decisions = tuple[tuple[Decision | None, ...], ...]
 """One entry per body, in it one per value; `None` is nothing decided (not stored)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What given decisions cost under a problem's model, whether or not they fit."""
+    """What given decisions cost under a problem's model, whether or not they fit.
+
+    `host_seconds` is what the host's processor updates of the state takes.
+    """
 
     seconds: float
     device_bytes: int
@@ -176,6 +211,7 @@ class Evaluation:
     exposed_seconds: float
     forward_window_used: tuple[float, ...]
     backward_window_used: tuple[float, ...]
+    host_seconds: float = 0.0
 
     def fits(self, problem: Problem) -> bool:
         """Whether both memories suffice."""

@@ -35,8 +35,16 @@ from jax.sharding import NamedSharding
 from ._cost import seconds
 from ._cost_record import OperationCost
 from ._host_layers import Partition, can_stream, host_order
+from ._host_parts import host_parts
 from ._machine import Target
-from ._stages import OFFLOAD_LEAST_BYTES, Body, Decision, Passage, Value
+from ._stages import (
+    OFFLOAD_LEAST_BYTES,
+    Body,
+    Decision,
+    HostUpdate,
+    Passage,
+    Value,
+)
 from ._trace import Argument, Step
 from ._update_feed import emission_of
 from ._update_find import stream_update
@@ -72,6 +80,11 @@ class State:
         """Flat positions of the arguments that live in host memory by a decision."""
         pairs = zip(self.leaves, chosen, strict=True)
         return tuple(sorted(i for own, how in pairs if how == "offload" for i in own))
+
+    def leaves_of(self, parts: Sequence[HostUpdate]) -> tuple[int, ...]:
+        """Flat positions of the arguments that parts of the update are made of."""
+        values = [i for part in parts for i in part.values]
+        return tuple(sorted(leaf for i in values for leaf in self.leaves[i]))
 
 
 def shard_shape(spec: Any) -> tuple[int, ...]:
@@ -146,17 +159,21 @@ def find_state(
         for index, own in enumerate(groups)
     )
     read_only = frozenset(k for k, own in enumerate(groups) if _only_read(step, own[0]))
+    device_seconds = _update_seconds(
+        [v for v in values if v.index not in read_only], target
+    )
     body = Body(
         name=NAME,
         count=1,
         values=values,
         operations=(),
         forward_seconds=0.0,
-        backward_seconds=_update_seconds(
-            [v for v in values if v.index not in read_only], target
-        ),
+        backward_seconds=device_seconds,
         points=(),
         phase="update",
+        host_updates=host_parts(
+            found, groups, specs, traffic.bytes, target, device_seconds
+        ),
     )
     return State(
         body=body,

@@ -28,8 +28,8 @@ class Hosted:
 
     `updates` says which output takes the place of each (both flat positions), `None` of
     those that are only read, `shards` has the shape of one device's part of each,
-    `partitions` how those that are spread over a mesh are spread. `in_turn` and `lean`
-    are what `run_streamed` takes.
+    `partitions` how those that are spread over a mesh are spread. `in_turn`, `lean`
+    and `on_host` are what `run_streamed` takes.
     """
 
     updates: Mapping[int, int | None]
@@ -37,6 +37,7 @@ class Hosted:
     partitions: Mapping[int, Partition]
     in_turn: bool
     lean: bool = False
+    on_host: tuple[int, ...] = ()
 
 
 def stream_state(
@@ -83,6 +84,7 @@ def stream_state(
             in_turn=hosted.in_turn,
             boundary=boundary,
             lean=hosted.lean,
+            on_host=hosted.on_host,
         )
         return jax.tree.unflatten(results[-1], out)
 

@@ -8,8 +8,15 @@ complain about that before anything has been asked of them.
 import contextlib
 import glob
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Iterator
+
+_NOISE = re.compile(
+    rb"cudart_stub\.cc|All log messages before absl::InitializeLog"
+    rb"|Logging before InitGoogle|Failed to find host bounds for accelerator type"
+)
 
 # Any of these may be an accelerator that JAX can drive; a glob too many costs a few
 # lines of noise, one too few an accelerator.
@@ -61,3 +68,29 @@ def use_cpu_where_nothing_else_is() -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
         # Also set here: JAX has read the variable when it was imported.
         jax.config.update("jax_platforms", "cpu")
+
+
+@contextlib.contextmanager
+def quiet_native_log() -> Iterator[None]:
+    """Keeps known chatter of the C++ plugins off stderr; everything else is passed on.
+
+    libtpu and the CUDA plugin write to file descriptor 2 while they load ("could not
+    find cuda drivers"), which Python's own redirection cannot catch. What is held back
+    is replayed when the block ends, minus the lines that say nothing.
+    """
+    try:
+        saved = os.dup(2)
+    except OSError:  # no stderr at all
+        yield
+        return
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            held.seek(0)
+            kept = [line for line in held if not _NOISE.search(line)]
+            if kept:
+                os.write(saved, b"".join(kept))
+            os.close(saved)

@@ -25,7 +25,15 @@ from ._planner import baselines
 from ._predict import MemoryPrediction, predict_memory
 from ._rewrite import Options
 from ._stack import LOOP_SCOPE
-from ._stages import Body, Decision, Decisions, Point, Problem, Value
+from ._stages import (
+    Body,
+    Decision,
+    Decisions,
+    Point,
+    Problem,
+    Value,
+    updated_on_host,
+)
 from ._state import (
     State,
     find_state,
@@ -91,13 +99,25 @@ class Survey:
             other_seconds=self.other_seconds,
         )
 
-    def narrowed(self, allow: Callable[[Value], frozenset[Decision]]) -> "Survey":
-        """The same survey with the decisions of every value narrowed by `allow`."""
+    def narrowed(
+        self,
+        allow: Callable[[Value], frozenset[Decision]],
+        off_host: Callable[[Value], bool] = lambda value: False,
+    ) -> "Survey":
+        """The same survey with the decisions of every value narrowed by `allow`.
+
+        What `off_host` is true of, the host's processor does not update.
+        """
         bodies = tuple(
             dataclasses.replace(
                 body,
                 values=tuple(
                     dataclasses.replace(v, allowed=allow(v)) for v in body.values
+                ),
+                host_updates=tuple(
+                    part
+                    for part in body.host_updates
+                    if not any(off_host(body.values[i]) for i in part.values)
                 ),
             )
             for body in self.bodies
@@ -109,7 +129,7 @@ class Survey:
         plans, hosted = {}, None
         for body, chosen in zip(self.bodies, decisions, strict=True):
             if body.phase == "update":
-                hosted = self._hosted(chosen)
+                hosted = self._hosted(body, chosen)
                 continue
             traced = self.step.stacks[body.name]
             plans[body.name] = StackPlan(
@@ -122,10 +142,10 @@ class Survey:
             )
         return StepPlan(stacks=plans, hosted=hosted)
 
-    def _hosted(self, chosen: Sequence[Decision | None]) -> Hosted | None:
+    def _hosted(self, body: Body, chosen: Sequence[Decision | None]) -> Hosted | None:
         specs = jax.tree.leaves(self.specs)
         positions = self.state.hosted(chosen) if self.state else ()
-        if not positions:
+        if self.state is None or not positions:
             return None
         return Hosted(
             updates={i: self.step.updates.get(i) for i in positions},
@@ -137,6 +157,7 @@ class Survey:
             },
             in_turn=self.target.platform != "tpu",
             lean=self._lean(chosen),
+            on_host=self.state.leaves_of(updated_on_host(body, chosen)),
         )
 
     def _lean(self, chosen: Sequence[Decision | None]) -> bool:

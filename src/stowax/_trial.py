@@ -15,6 +15,7 @@ import jax
 from ._apply import StepPlan
 from ._errors import OffloadVanishedError, OutOfMemoryCompileError
 from ._fusion import PLACEMENT, short_name
+from ._host_calls import updated_leaves
 from ._host_feed import GRADIENTS, WEIGHTS
 from ._inspect import inspect_program
 from ._lowered import Region
@@ -45,6 +46,7 @@ class Measured:
     host_bytes: int
     inspection: Any | None
     vanished: tuple[str, ...]
+    not_on_host: tuple[str, ...] = ()
 
     @property
     def excess(self) -> int:
@@ -93,11 +95,14 @@ def compile_and_read(
         inspection,
     )
     lost: tuple[str, ...] = ()
+    away: tuple[str, ...] = ()
     if plan is not None:
         lost = _vanished(survey, inspection, plan)
     if plan is not None and plan.hosted:
         lost += _not_streamed(survey, inspection, lowered)
-    return dataclasses.replace(measured, vanished=lost)
+        absent = {*plan.hosted.on_host} - updated_leaves(program)
+        away = tuple(survey.step.arguments[i].path for i in sorted(absent))
+    return dataclasses.replace(measured, vanished=lost, not_on_host=away)
 
 
 def _measured(
@@ -145,7 +150,9 @@ def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> tuple[str, ...
             if not transfers_named(inspection, f"stowax.offload.{name}.{number}"):
                 lost.append(f"{value.name} ({value.source})")
     hosted = plan.hosted.shards if plan.hosted else {}
-    written = _written(survey)
+    # What the host updates does not cross the link at the update: see `not_on_host`.
+    on_host = plan.hosted.on_host if plan.hosted else ()
+    written = _written(survey).difference(on_host)
     for i in hosted:
         planned += device_bytes(specs[i]) if i in written else 0
         if i in written and not transfers_named(inspection, f"stowax.state.{i}"):
@@ -219,11 +226,21 @@ def _stream_name(survey: Survey, scope: str) -> str:
 
 
 def check_offloads(measured: Measured) -> None:
-    """**Raises:** `OffloadVanishedError` where a planned copy is not in the program."""
+    """**Raises:** `OffloadVanishedError` where what was planned is not in the program.
+
+    A planned copy, or a planned update on the host's processor.
+    """
     if measured.vanished:
         raise OffloadVanishedError(
             "The compiled program does not copy these values to the host, or not back "
             "to where they are read, although the plan offloads them: "
             f"{', '.join(measured.vanished)}. Pin them to 'keep' or 'recompute', and "
             "please report it with the step: it is stowax's fault."
+        )
+    if measured.not_on_host:
+        raise OffloadVanishedError(
+            "The compiled program does not update these arrays on the host's "
+            f"processor, although the plan says so: {', '.join(measured.not_on_host)}. "
+            "Give forbid=['host update'], and please report it with the step: it is "
+            "stowax's fault."
         )

@@ -21,7 +21,7 @@ the others are read first and then written; while the one goes out, the others c
 of loops would be moved, some to the very beginning of the step, and hold memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,6 +35,7 @@ from ._jaxpr import Node, Program, bind
 from ._update_blocks import Cut
 from ._update_fed import operands, run_fed
 from ._update_feed import HostValue
+from ._update_host import run_on_host, runs_on_host
 from ._update_record import Group, Streamed
 from ._update_totals import first_total, last_total, next_total
 
@@ -56,6 +57,7 @@ def run_streamed(
     in_turn: bool = True,
     boundary: Mapping[str, Emission] | None = None,
     lean: bool = False,
+    on_host: Collection[int] = (),
 ) -> list[Any]:
     """The step's flat outputs; those in `streamed.host_outputs` are in host memory.
 
@@ -64,7 +66,8 @@ def run_streamed(
     one of the same leaf is read. A GPU's compiler needs that (it would copy the whole
     buffer, in every iteration); a TPU's does not. `boundary` has the loops of stacks
     that `streamed` was found with, `lean` is how they fetch parameters
-    (`_passes.HostPlan`).
+    (`_passes.HostPlan`). `on_host` are the inputs that the host's processor updates,
+    where the device has no part in it.
     """
     program = streamed.program
     host = {i: args[i] for i in streamed.host_outputs.values()}
@@ -74,6 +77,9 @@ def run_streamed(
     signs: list[Any] = []  # when these are there, the loops before are done
     latest: list[Any] = []  # a number that no compiler knows, for the first loop
     for item in streamed.schedule:
+        if isinstance(item, Group) and runs_on_host(item, on_host):
+            signs = run_on_host(program, item, env, host, signs or latest)
+            continue
         if isinstance(item, Group):
             begin = (signs or latest, bool(signs))
             results, signs = _run_group(program, item, env, host, begin, in_turn)

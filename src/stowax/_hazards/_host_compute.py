@@ -7,13 +7,11 @@ single instructions.
 
 from collections.abc import Iterator, Sequence
 
+from .._host_calls import is_planned, work_on_host
 from .._inspect_record import Hazard
-from .._program_record import Computation, Instruction, Program
+from .._program_record import Instruction, Program
 from .._units import format_bytes
 from ._context import Context, hazard, where
-
-PLANNED = "stowax.update_on_host"
-"""The scope of an update that a plan runs on the host on purpose."""
 
 
 def host_compute(context: Context) -> Iterator[Hazard]:
@@ -22,7 +20,7 @@ def host_compute(context: Context) -> Iterator[Hazard]:
     for computation in context.on_device():
         for item in computation.instructions:
             work = _work(program, item)
-            if not work or _planned(work):
+            if not work or is_planned(work):
                 continue
             named = [part for part in (item, *work) if part.op_name]
             # Without products all are alike, and the first that has a name is taken.
@@ -44,32 +42,10 @@ def host_compute(context: Context) -> Iterator[Hazard]:
 
 def _work(program: Program, item: Instruction) -> list[Instruction]:
     """What one instruction has the host do; nothing for one of the device."""
-    bodies = [
-        program.computations[name]
-        for name in item.called
-        if program.computations[name].execution_thread
-    ]
     if item.execution_thread:
         return [item]
-    return _everything(program, bodies)
-
-
-def _everything(program: Program, bodies: list[Computation]) -> list[Instruction]:
-    """The instructions of computations and of those that they call in turn."""
-    found: list[Instruction] = []
-    for body in bodies:
-        for item in body.instructions:
-            inner = [program.computations[name] for name in item.called]
-            found += _everything(program, inner) if inner else [item]
-    return found
-
-
-def _planned(work: Sequence[Instruction]) -> bool:
-    """Whether a plan wants this on the host: its scope is there, and no other work."""
-    inside = [PLANNED in part.op_name for part in work]
-    return any(inside) and not any(
-        part.flops for part, planned in zip(work, inside, strict=True) if not planned
-    )
+    called = program.computations
+    return work_on_host(program, [n for n in item.called if called[n].execution_thread])
 
 
 def _cost(work: Sequence[Instruction], times: float) -> str:

@@ -13,12 +13,13 @@ Model, per body with `count` runs (see "The planning model" in the documentation
     S = sum of seconds spent on storing
     forward run   max(C_f, D / device_to_host, P_f / host_to_device)
     backward run  max(C_b + R, (D + P_b) / host_to_device, G / device_to_host)
-    update        max(C_b, U_out / device_to_host, U_in / host_to_device)
+    update        max(C_b, U_out / device_to_host, U_in / host_to_device) + H
     step          sum count (forward + backward + S) + first exposed reload + update
                   + other_seconds
 
 P and G are the parameters and gradients of one run that pass, of state that is
-offloaded (`Value.passages`), U what it moves at the update.
+offloaded (`Value.passages`), U what it moves at the update, H the seconds of what the
+host's processor updates (`Body.host_updates`): its bytes are not in U.
 
 With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima become sums.
 """
@@ -26,7 +27,15 @@ With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima beco
 import numpy as np
 
 from .._errors import ArgumentError
-from .._stages import Body, Decision, Decisions, Evaluation, Passage, Problem
+from .._stages import (
+    Body,
+    Decision,
+    Decisions,
+    Evaluation,
+    Passage,
+    Problem,
+    updated_on_host,
+)
 from ._tables import BodyTable, cannot_run_again, maker, tables
 
 STORED = ("keep", "offload")
@@ -141,6 +150,7 @@ def priced(
         for table, chosen in zip(body_tables, decisions, strict=True)
     ]
     again, storing, transfer, exposed = 0.0, 0.0, 0.0, 0.0
+    hosting = 0.0
     forward_used, backward_used = [], []
     for body, values, moved, chosen in zip(
         problem.bodies, recomputed, offloaded, decisions, strict=True
@@ -151,6 +161,7 @@ def priced(
         window = body.backward_seconds + rerun
         again += body.count * rerun
         storing += body.count * _storing_seconds(body, chosen)
+        hosting += sum(part.seconds for part in updated_on_host(body, chosen))
         link = _link_seconds(problem, decisions, body, chosen, moved)
         transfer += body.count * sum(link)
         forward, backward = max(link[:2]), max(link[2:])
@@ -167,7 +178,7 @@ def priced(
         b.count * (b.forward_seconds + b.backward_seconds) for b in problem.bodies
     )
     return Evaluation(
-        seconds=base + again + storing + exposed,
+        seconds=base + again + storing + exposed + hosting,
         device_bytes=_device_bytes(
             problem, body_tables, decisions, recomputed, offloaded
         ),
@@ -180,6 +191,7 @@ def priced(
         exposed_seconds=exposed,
         forward_window_used=tuple(forward_used),
         backward_window_used=tuple(backward_used),
+        host_seconds=hosting,
     )
 
 
@@ -194,11 +206,10 @@ def _link_seconds(
     rates = problem.link.device_to_host, problem.link.host_to_device
     if body.phase == "update":
         mine = [v for v, d in zip(body.values, chosen, strict=True) if d == "offload"]
-        out, into = (
-            sum(v.update_out for v in mine) / rates[0],
-            sum(v.update_in for v in mine) / rates[1],
-        )
-        return 0.0, 0.0, out, into
+        parts = updated_on_host(body, chosen)
+        out = sum(v.update_out for v in mine) - sum(p.update_out for p in parts)
+        into = sum(v.update_in for v in mine) - sum(p.update_in for p in parts)
+        return 0.0, 0.0, out / rates[0], into / rates[1]
     passages = passing(problem, decisions, body)
     return (
         moved / rates[0],

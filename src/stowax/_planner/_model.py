@@ -21,6 +21,8 @@ Rows, all as `A x <= b`:
     x >= D / device_to_host - C_f            y + R >= (D + P) / host_to_device - C_b
     x >= P / host_to_device - C_f            y + R >= G / device_to_host - C_b
     y >= U / either - C_b                    of the update, which has no x
+    h <= o_i, h >= sum o_i - (n - 1)         h: the host updates these n values; their
+                                             bytes are not in U, H is in the objective
     device memory at the loss, and at each point of each body; host memory
 
 Objective: seconds of the step (recomputing, storing, waiting) in units of the step

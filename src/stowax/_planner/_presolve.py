@@ -191,7 +191,8 @@ def _in_turn(body: Body, both: list[int]) -> tuple[tuple[int, int], ...]:
     for i in both:
         value = body.values[i]
         through = tuple(passage.body for passage in value.passages)
-        lines.setdefault((value.role, through), []).append(i)
+        on_host = any(i in part.values for part in body.host_updates)
+        lines.setdefault((value.role, through, on_host), []).append(i)
     for line in lines.values():
         line.sort(key=lambda i: (body.values[i].bytes, i))
         pairs += list(itertools.pairwise(line))

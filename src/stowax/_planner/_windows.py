@@ -7,7 +7,7 @@ work are a column of their own.
 
 from collections.abc import Mapping
 
-from .._stages import Body, Passage, Problem
+from .._stages import Body, HostUpdate, Passage, Problem
 from ._builder import Builder, Columns
 from ._tables import BodyTable
 
@@ -114,17 +114,20 @@ def _update_window(
     columns: Columns,
     scale: float,
 ) -> None:
-    """The update waits for the busier direction of the link."""
+    """The update waits for the busier direction of the link, and for the host."""
     link, values = problem.link, body.values
+    parts = _host_columns(builder, body, columns, scale)
     ways = (
         {
             c: values[i].update_out / link.device_to_host
             for i, c in columns.offload.items()
-        },
+        }
+        | {c: -part.update_out / link.device_to_host for c, part in parts.items()},
         {
             c: values[i].update_in / link.host_to_device
             for i, c in columns.offload.items()
-        },
+        }
+        | {c: -part.update_in / link.host_to_device for c, part in parts.items()},
     )
     builder.upper[columns.late_forward] = 0.0
     builder.cost[columns.late_backward] += 1 / scale
@@ -134,6 +137,24 @@ def _update_window(
             row[columns.late_backward] = -1.0 / scale
             limit = body.backward_seconds / scale
             builder.row(row, limit, f"update's window for copies {direction}")
+
+
+def _host_columns(
+    builder: Builder, body: Body, columns: Columns, scale: float
+) -> dict[int, HostUpdate]:
+    """A column per part that the host may update: 1 if all its values are offloaded."""
+    found = {}
+    for part in body.host_updates:
+        if not columns.offload.keys() >= {*part.values}:
+            continue  # a pin keeps some of it on the device
+        column = builder.column(integral=False)
+        found[column] = part
+        moved = [columns.offload[i] for i in part.values]
+        for c in moved:
+            builder.row({column: 1.0, c: -1.0}, 0.0)
+        builder.row({column: -1.0, **dict.fromkeys(moved, 1.0)}, len(moved) - 1.0)
+        builder.cost[column] += part.seconds / scale
+    return found
 
 
 def _ties(

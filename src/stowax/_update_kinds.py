@@ -51,6 +51,8 @@ def elementwise(program: Program, node: Node) -> bool:
         return False
     if name == "broadcast_in_dim":
         return len(node.inputs) == 1  # no sizes that are data
+    if name == "sharding_constraint":
+        return True  # of blocks it says nothing: they lie as the arrays they are of
     if name not in ELEMENTWISE:
         return False
     (shape,) = shapes

@@ -286,6 +286,8 @@ class _Loop:
             if node.equation.primitive.name == "broadcast_in_dim":
                 axes = range(operands[0].ndim)
                 out = [jax.lax.broadcast_in_dim(operands[0], group.cut.piece, axes)]
+            elif node.equation.primitive.name == "sharding_constraint":
+                out = operands
             else:
                 out = bind(node.equation, operands)
             values.update(zip(node.outputs, out, strict=True))

@@ -127,13 +127,13 @@ class _LayoutReader:
 
     def _lifetimes(self, trace: Any) -> Iterator[tuple[list[int], int, int]]:
         """Groups of buffers that share a place, with the positions of their life."""
-        first_of: dict[int, int] = {}  # the buffer that a group is known by
-        groups: dict[int, list[int]] = {}
-        alive: dict[int, int] = {}  # how many of a group are not freed yet
-        began: dict[int, int] = {}
+        first_of: dict[Any, Any] = {}  # the buffer that a group is known by
+        groups: dict[Any, list[int]] = {}
+        alive: dict[Any, int] = {}  # how many of a group are not freed yet
+        began: dict[Any, int] = {}
         now = 0
         for event in trace.events:
-            buffer = event.buffer_id
+            buffer: Any = event.buffer_id
             if event.kind == _FREE:
                 group = first_of.get(buffer, buffer)
                 alive[group] = alive.get(group, 1) - 1
@@ -245,7 +245,9 @@ class _LayoutReader:
         name = source = ""
         for _ in range(_MOST_HOPS):
             inner = called(self.reader.functions, item)
-            parts = inner.message.instructions if item.opcode == "fusion" else ()
+            parts = ()
+            if item.opcode == "fusion" and inner is not None:
+                parts = inner.message.instructions
             for part in (item, *reversed(parts)):  # what comes last, a fusion makes
                 found = part.metadata.op_name
                 # XLA's own names have no scopes.

@@ -30,7 +30,7 @@ def priced(
 
     A copy within host memory crosses the link twice, out and back.
     """
-    waits: collections.Counter = collections.Counter()
+    waits: dict[str, float] = collections.defaultdict(float)
     for interval in timeline.intervals:
         if interval.waits:
             waits[interval.name] += interval.seconds

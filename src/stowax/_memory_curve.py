@@ -159,7 +159,7 @@ def _schedule_times(
     layout: Layout, program: Program, timeline: Timeline
 ) -> tuple[np.ndarray, list[Loop]]:
     """Seconds of every position of the flat schedule, one time, and the loops."""
-    spent: collections.Counter = collections.Counter()
+    spent: dict[str, float] = collections.defaultdict(float)
     for interval in timeline.intervals:
         if interval.lane == "compute":
             spent[interval.name] += interval.seconds
@@ -230,7 +230,7 @@ class _Walk:
         self.blocks = [b for b in blocks if b.filled_in or b.emptied_in]
         self.places = {loop.body: loop for loop in loops}
         # Only where something comes or goes is there anything to tell.
-        self.changes = change[: len(seconds)].any(axis=1)
+        self.changes: np.ndarray = np.any(change[: len(seconds)], axis=1)
         if len(self.changes):
             self.changes[[0, -1]] = True
         trips = sum(loop.trips for loop in loops) or 1

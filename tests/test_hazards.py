@@ -78,6 +78,25 @@ def test_a_policy_that_names_nothing():
     assert inspected("clean_policy", "h200").hazards == ()
 
 
+def test_a_policy_that_names_nothing_under_the_newer_remat():
+    """There a policy stands in an operation of another kind, and lines are lost."""
+    jax.config.update("jax_remat3", True)
+    try:
+        found = hazard_programs.inspect_on("policy_names_nothing", machine("h200"))
+        right = hazard_programs.inspect_on("clean_policy", machine("h200"))
+    finally:
+        jax.config.update("jax_remat3", False)
+    assert right.hazards == ()
+    if jax.__version_info__ < (0, 12):
+        (omission,) = found.omissions
+        assert omission.what == "policy-name-unmatched"
+        assert "newer remat leaves no policy in the trace" in omission.reason
+    else:
+        (hazard,) = found.hazards
+        assert hazard.kind == "policy-name-unmatched"
+        assert line_of(hazard_programs._layer, 'x @ w["up"]') in hazard.where
+
+
 def test_an_offload_that_the_compiler_folds_away():
     found = inspected("round_trip_folded_away", "h200")
     assert found.memory.host.total == 0

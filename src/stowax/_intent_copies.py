@@ -7,6 +7,7 @@ are all that has to be looked for; they stand inside of loops, and run as often.
 
 import collections
 import dataclasses
+import sysconfig
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from ._jaxpr import Program, is_checkpoint
 from ._lineage import returned_copies
 from ._policies import PolicyNames, names_of
 
+_LIBRARIES = tuple({sysconfig.get_paths()[k] for k in ("purelib", "platlib")})
 HOST_KINDS = frozenset({"pinned_host", "unpinned_host"})
 # What is made without reading memory is made where it is wanted; nothing is copied.
 _MADE_IN_PLACE = frozenset({"broadcast_in_dim", "empty", "iota", "empty2"})
@@ -44,6 +46,8 @@ def find_copies(jaxpr: Any, chip: ChipFigures | None, devices: int) -> Found:
     found = Found([], collections.Counter(), set(), set())
     returned = returned_copies(jaxpr)
     _walk(jaxpr, found, _Place(1, chip, devices, returned))
+    if jax.__version_info__ < (0, 12) and getattr(jax.config, "jax_remat3", False):
+        found.opaque.add("this JAX's newer remat leaves no policy in the trace")
     return found
 
 
@@ -108,7 +112,7 @@ def _policy(policy: Any, equation: Any, found: Found) -> None:
     names = names_of(policy)
     source = _checkpointed(equation)
     if names.opaque:
-        found.opaque.add(source)
+        found.opaque.add(f"the policy at {source} does not say what it names")
     if names.names:
         found.policies[names, source] += 1
 
@@ -117,17 +121,18 @@ def _checkpointed(equation: Any) -> str:
     """The line of the function that is checkpointed.
 
     What a derivative makes of the equation has lost its own line; the function's is
-    kept beside its jaxpr (JAX 0.10 to 0.12), and its operations have theirs.
+    kept beside its jaxpr (JAX 0.10 to 0.12), and its operations have theirs: where the
+    function is one of a library's (`nn.remat`, JAX's newer remat), theirs say more.
     """
     special = getattr(equation.params.get("_prim"), "params", {})
     inner = equation.params.get("jaxpr", special.get("jaxpr"))
     inner = None if inner is None else _jax.open_jaxpr(inner)
     info = getattr(getattr(inner, "debug_info", None), "func_src_info", None) or ""
     _, found, line = info.rpartition(" at ")
-    if found:
+    if found and not line.startswith(_LIBRARIES):
         return line
     lines = map(source_of, getattr(inner, "eqns", ()))
-    return source_of(equation) or next((line for line in lines if line), "")
+    return next((inside for inside in lines if inside), "") or source_of(equation)
 
 
 def policies_of(found: Found) -> tuple[PolicyAsked, ...]:

@@ -79,8 +79,8 @@ class OutputAsked:
 class Intent:
     """What is known of what was asked for; `None` is what nobody can say.
 
-    `named` are the checkpoint names that the step gives, `opaque` the source lines of
-    policies that cannot be read. `options` are XLA's, as far as they are known,
+    `named` are the checkpoint names that the step gives, `opaque` says which
+    policies cannot be read. `options` are XLA's, as far as they are known,
     `all_options` says whether that is all of them. `source` is the step's own line,
     `planned` says that a plan of stowax is in it, `without_memories` that the devices
     know no memory kinds, so that whatever specs said of them was lost.

@@ -56,8 +56,7 @@ def find_hazards(
             left_out.setdefault(reason, []).append(kind)
             continue
         found += sorted(search.find(context), key=lambda hazard: -hazard.seconds)
-    for source in context.intent.opaque:
-        reason = f"the policy at {source} does not say what it names"
+    for reason in context.intent.opaque:
         left_out.setdefault(reason, []).append("policy-name-unmatched")
     return tuple(found), tuple(
         Omission(what=", ".join(kinds), reason=reason)

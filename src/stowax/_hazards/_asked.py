@@ -45,8 +45,16 @@ def policy_names(context: Context) -> Iterator[Hazard]:
 
 
 def vanished(context: Context) -> Iterator[Hazard]:
-    """Copies to the host that were asked for, and are not in the program."""
-    asked = [c for c in context.intent.copies or () if c.bytes >= NOTABLE_BYTES]
+    """Copies to the host that were asked for, and are not in the program.
+
+    What is returned in host memory is there, whoever put it there: no copy is needed
+    where the host itself makes it.
+    """
+    asked = [
+        copy
+        for copy in context.intent.copies or ()
+        if copy.bytes >= NOTABLE_BYTES and not copy.returned
+    ]
     pools = [
         [transfer, float(transfer.total_bytes)]
         for transfer in context.program.transfers

@@ -19,25 +19,27 @@ _LARGE_PART = 0.01
 def state_moved(context: Context) -> Iterator[Hazard]:
     """State that comes in one memory and leaves in the other."""
     outputs = context.intent.outputs or ()
-    for argument in context.intent.arguments or ():
-        if argument.returned is None or argument.parameter is None:
-            continue
-        output = outputs[argument.returned]
-        if argument.on_host == output.on_host or lost_its_memory(context, argument):
-            continue
-        before, after = _memory(argument.on_host), _memory(output.on_host)
-        rate = (
-            context.link.host_to_device
-            if argument.on_host
-            else context.link.device_to_host
-        )
-        seconds = argument.bytes / rate
+    moved = [
+        argument
+        for argument in context.intent.arguments or ()
+        if argument.returned is not None
+        and argument.parameter is not None
+        and argument.on_host != outputs[argument.returned].on_host
+        and not lost_its_memory(context, argument)
+    ]
+    for alike in _groups(moved):
+        first, total = alike[0], sum(argument.bytes for argument in alike)
+        into = first.on_host
+        rate = context.link.host_to_device if into else context.link.device_to_host
+        seconds = total / rate
+        output = outputs[first.returned or 0]
         yield hazard(
             "state-moved",
-            _where(context, argument),
-            f"{format_bytes(argument.bytes)} come in {before} memory and leave as "
-            f"{output.path} in {after} memory: the next step gets them there, or is "
+            _where(context, first),
+            f"{_what(alike)} come in {_memory(into)} memory and leave as {output.path} "
+            f"in {_memory(not into)} memory: the next step gets them there, or is "
             f"compiled anew for it, and one crossing takes {format_seconds(seconds)}",
+            count=len(alike),
             seconds=seconds,
         )
 
@@ -45,37 +47,47 @@ def state_moved(context: Context) -> Iterator[Hazard]:
 def not_donated(context: Context) -> Iterator[Hazard]:
     """Large state whose successor gets memory of its own."""
     outputs = context.intent.outputs or ()
-    for argument in _large(context):
-        if argument.donated or argument.returned is None:
-            continue
-        output = outputs[argument.returned]
-        if output.on_host != argument.on_host:
-            continue  # that is state-moved
+    kept = [
+        argument
+        for argument in context.intent.arguments or ()
+        if argument.returned is not None
+        and not argument.donated
+        and argument.on_host == outputs[argument.returned].on_host
+    ]
+    for alike in _large(context, kept):
+        first = alike[0]
+        output = outputs[first.returned or 0]
         yield hazard(
             "argument-not-donated",
-            _where(context, argument),
-            f"{format_bytes(argument.bytes)} of {_memory(argument.on_host)} memory: "
-            f"{output.path} takes its place and could take its memory",
+            _where(context, first),
+            f"{_what(alike)} of {_memory(first.on_host)} memory: {output.path} takes "
+            "its place and could take its memory",
+            count=len(alike),
         )
 
 
 def donated_in_vain(context: Context) -> Iterator[Hazard]:
     """Large donated arguments whose memory no output takes."""
     outputs = context.intent.outputs or ()
-    for argument in _large(context):
-        if not argument.donated or argument.parameter in context.program.aliased:
-            continue
-        if (
+    lost = [
+        argument
+        for argument in context.intent.arguments or ()
+        if argument.donated
+        and argument.parameter not in context.program.aliased
+        # Else that is state-moved.
+        and not (
             argument.returned is not None
             and outputs
             and outputs[argument.returned].on_host != argument.on_host
-        ):
-            continue  # that is state-moved
+        )
+    ]
+    for alike in _large(context, lost):
         yield hazard(
             "donated-in-vain",
-            _where(context, argument),
-            f"{format_bytes(argument.bytes)} of {_memory(argument.on_host)} memory are "
-            "given away, and no output of the same type takes them",
+            _where(context, alike[0]),
+            f"{_what(alike)} of {_memory(alike[0].on_host)} memory are given away, and "
+            "no output of the same type takes them",
+            count=len(alike),
         )
 
 
@@ -91,18 +103,34 @@ def lost_its_memory(context: Context, argument: ArgumentAsked) -> bool:
     return argument.fetched_in_vain and returned.on_host
 
 
-def _large(context: Context) -> Iterator[ArgumentAsked]:
-    """Arguments that the program reads, and of a size that is worth a thought."""
-    arguments = context.intent.arguments or ()
-    total = sum(argument.bytes for argument in arguments)
+def _groups(arguments: list[ArgumentAsked]) -> list[list[ArgumentAsked]]:
+    """Arrays of one argument in one memory: what one change of the code puts right."""
+    groups: dict[tuple[str, bool], list[ArgumentAsked]] = {}
     for argument in arguments:
-        least = max(_LARGE_BYTES, _LARGE_PART * total)
-        if argument.parameter is not None and argument.bytes >= least:
-            yield argument
+        position = argument.path.partition("]")[0]
+        groups.setdefault((position, argument.on_host), []).append(argument)
+    return list(groups.values())
+
+
+def _large(
+    context: Context, arguments: list[ArgumentAsked]
+) -> Iterator[list[ArgumentAsked]]:
+    """Groups that the program reads, of a size that is worth a thought."""
+    read = [a for a in arguments if a.parameter is not None]
+    total = sum(argument.bytes for argument in context.intent.arguments or ())
+    for alike in _groups(read):
+        size = sum(argument.bytes for argument in alike)
+        if size >= max(_LARGE_BYTES, _LARGE_PART * total):
+            yield sorted(alike, key=lambda argument: -argument.bytes)
 
 
 def _memory(on_host: bool) -> str:
     return "host" if on_host else "device"
+
+
+def _what(alike: list[ArgumentAsked]) -> str:
+    total = format_bytes(sum(argument.bytes for argument in alike))
+    return f"{total} in {len(alike)} arrays" if len(alike) > 1 else total
 
 
 def _where(context: Context, argument: ArgumentAsked) -> str:

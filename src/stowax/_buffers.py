@@ -264,6 +264,10 @@ class _LayoutReader:
                 function, _ = body_and_condition(self.reader.functions, item)
                 item = function.operands(function.root)[index]
             source = source or self.reader.where(item)
+            if item.opcode == "parameter" and function is self.reader.entry:
+                # What is made of an argument without a name of its own: a cast, say.
+                name = name or item.metadata.op_name
+                source = source or self._first_read(item)
         return name, source
 
 

@@ -12,7 +12,7 @@ PYTEST_PROCESSES ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
-EXTRAS := .[tpu,cuda,demo]
+EXTRAS := .[tpu,cuda,demo,report]
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 

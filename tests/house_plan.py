@@ -3,7 +3,7 @@
 # Imports point to lower layers, or to the same layer where that makes no circle. A name
 # is a module or a package directly below `src/stowax`.
 LAYERS = (
-    ("_errors", "_streams", "_units"),
+    ("_errors", "_files", "_record_json", "_streams", "_units"),
     # Figures with sources, records, and the files that touch private JAX.
     (
         *("_figures", "_gpu_targets", "_hardware", "_hlo_proto", "_jax", "_mark"),
@@ -119,7 +119,7 @@ LAYERS = (
     ("_verify_blame", "_verify_compare", "_verify_gradients"),
     ("_verify",),
     ("__init__",),
-    ("integrations", "_cli", "_cli_base", "_demo", "_user_file"),
+    ("integrations", "_cli", "_cli_base", "_cli_inspect", "_demo", "_user_file"),
     ("__main__",),
 )
 
@@ -129,6 +129,7 @@ WITHOUT_JAX = {
     "_buffers",
     "_errors",
     "_figures",
+    "_files",
     "_flatten",
     "_fusion",
     "_gpu_targets",
@@ -160,6 +161,7 @@ WITHOUT_JAX = {
     "_preferences",
     "_program",
     "_program_record",
+    "_record_json",
     "_simulate",
     "_stages",
     "_timeline",

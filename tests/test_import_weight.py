@@ -19,6 +19,7 @@ import stowax
 # Optional frameworks act only if already loaded; plotting, reading protocol buffers and
 # solving are loaded by the functions that need them.
 HEAVY = (
+    "bokeh",
     "equinox",
     "flax",
     "google.protobuf",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ._planning import plan as plan
     from ._verify import verify as verify
     from ._inspect import inspect as inspect
+    from ._inspect import load_inspection as load_inspection
     from ._measure import measure as measure
 
 _LATER = {
@@ -29,6 +30,7 @@ _LATER = {
     "plan": "_planning",
     "verify": "_verify",
     "inspect": "_inspect",
+    "load_inspection": "_inspect",
     "measure": "_measure",
 }
 

@@ -11,16 +11,11 @@ Finding the user's function, and saying what went wrong in it, is `_user_file`'s
 
 import io
 import json
-import os
-import pathlib
 import sys
-import warnings
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 import click
 
-from . import _perfetto
 from ._cli_base import (
     FINE,
     FOUND,
@@ -30,7 +25,9 @@ from ._cli_base import (
     progress_to_stderr,
     target_option,
 )
+from ._cli_inspect import inspect
 from ._errors import ArgumentError
+from ._files import check_writable
 from ._stages import DECISIONS
 from ._streams import only_result_on_stdout
 from ._user_file import load_step
@@ -75,17 +72,6 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
             )
         pins[pattern] = decision
     return pins or None
-
-
-def _check_writable(path: str, option: str = "-o") -> None:
-    """Fails before minutes of planning, not after."""
-    folder = pathlib.Path(path).absolute().parent
-    if not folder.is_dir():
-        got = f"{path!r}, and {str(folder)!r} is no folder"
-        raise ArgumentError(option, got, "Make the folder, or write another path.")
-    if not os.access(folder, os.W_OK) or pathlib.Path(path).is_dir():
-        got = f"{path!r}, which cannot be written"
-        raise ArgumentError(option, got, "Write the path of a file.")
 
 
 @main.command(short_help="Decide what is kept, offloaded and recomputed.")
@@ -142,7 +128,7 @@ def plan(
 
     pinned = _pins(pins)
     if output is not None:
-        _check_writable(output)
+        check_writable(output, "-o")
     with only_result_on_stdout():
         step, args = load_step(where)
         made = stowax.plan(
@@ -164,100 +150,7 @@ def plan(
     return FINE if made.fits else FOUND
 
 
-@main.command(short_help="Show what a compiled step really does.")
-@function_argument
-@click.argument("plan_path", metavar="[PLAN.json]", required=False)
-@target_option
-@click.option(
-    "--perfetto",
-    metavar="TRACE.json",
-    help="Write the timeline for https://ui.perfetto.dev.",
-)
-@click.option(
-    "--measure",
-    "measured",
-    is_flag=True,
-    help="Run the step here as well, and show both times side by side.",
-)
-@json_option
-@command
-def inspect(
-    where: str,
-    plan_path: str | None,
-    target: str | None,
-    perfetto: str | None,
-    measured: bool,
-    as_json: bool,
-) -> int:
-    """Compile the step and show what the program does: memory, copies, hazards.
-
-    Without PLAN.json the step is compiled as it is, with it under that plan, for the
-    machine that the plan was made for. The exit code is 1 where hazards were found.
-
-    \b
-    Examples:
-      stowax inspect train.py:make --target v5p-8
-      stowax inspect train.py:make plan.json
-      stowax inspect train.py:make plan.json --json
-      stowax inspect train.py:make plan.json --perfetto trace.json
-      stowax inspect train.py:make --measure
-    """  # noqa: D301
-    import jax
-
-    import stowax
-    from stowax.report import comparison_text, inspection_text
-
-    if perfetto is not None:
-        _check_writable(perfetto, "--perfetto")
-    with only_result_on_stdout():
-        made = None if plan_path is None else stowax.load_plan(plan_path)
-        step, args = load_step(where)
-        real = args
-        if made is not None and target not in (None, made.target):
-            raise ArgumentError(
-                "--target",
-                f"{target}, and {plan_path} was made for {made.target}",
-                "Leave --target out, or plan for it.",
-            )
-        if made is not None:
-            with warnings.catch_warnings():  # that it does not fit is what we show
-                warnings.simplefilter("ignore", UserWarning)
-                jitted, args = made.apply(step), made.specs(*args)
-            args = args if isinstance(args, tuple) else (args,)
-            target = target or made.target
-        else:
-            jitted = step if hasattr(step, "trace") else jax.jit(step)
-        found = stowax.inspect(jitted, *args, target=target)
-        timelines = {"simulated": found.timeline}
-        text = found.to_json() if as_json else inspection_text(found)
-        if measured:
-            ran = timelines["measured"] = _measured(jitted, made, real, target)
-            text = (
-                json.dumps(json.loads(text) | {"measured": asdict(ran)}, indent=1)
-                if as_json
-                else f"{text}\n\n{comparison_text(found.timeline, ran)}"
-            )
-        if perfetto is not None:
-            _perfetto.write(timelines, perfetto)
-            click.echo(f"saved {perfetto}", err=True)
-    click.echo(text)
-    return FOUND if found.hazards else FINE
-
-
-def _measured(jitted: Any, made: Any, args: Any, target: str | None) -> Any:
-    """The timeline of a real run, with the user's own arrays."""
-    import stowax
-
-    if target is not None and stowax.target(target).compile_only:
-        raise ArgumentError(
-            "--measure",
-            f"the target {target}, which is not attached",
-            "Leave out --target, or --measure.",
-        )
-    if made is not None:
-        args = made.place(*args)
-        args = args if isinstance(args, tuple) else (args,)
-    return stowax.measure(jitted, *args)
+main.add_command(inspect)
 
 
 @main.command(short_help="Run a step with its plan and without, and compare.")

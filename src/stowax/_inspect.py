@@ -9,6 +9,8 @@ moved to the host's processor looks splendid.
 """
 
 import dataclasses
+import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,7 @@ from . import _inspect_record
 from ._argument_roles import argument_roles
 from ._compiled import CompiledProgram, LoweredProgram
 from ._errors import ArgumentError
+from ._files import check_writable, write_whole
 from ._hardware import CHIPS, chip_of_kind
 from ._hazards import Machine, find_hazards, make_context
 from ._inspect_record import Memory, MemoryUse, Omission
@@ -26,6 +29,7 @@ from ._intent_record import Intent
 from ._ledger import copies_of, priced, serving
 from ._machine import Target, make_target
 from ._memory_curve import read_memory
+from ._plan_record import PlanRecord
 from ._program import read_program
 from ._program_record import Program
 from ._simulate import simulate
@@ -41,6 +45,41 @@ class Inspection(_inspect_record.Inspection):
         from .report import inspection_text
 
         return inspection_text(self)
+
+    def to_html(
+        self, path: str | os.PathLike[str], plan: PlanRecord | None = None
+    ) -> None:
+        """Writes the inspection as one page for a browser, which needs no network.
+
+        **Arguments:** `plan` is what the step was compiled under, if it was: its
+        budget and its decisions are shown too.
+
+        **Raises:** `ArgumentError` if nothing can be written there;
+        `MissingExtraError` without the extra `[report]`.
+        """
+        from .report import inspection_page
+
+        check_writable(path, "path")
+        write_whole(path, inspection_page(self, plan))
+
+
+def load_inspection(path: str | os.PathLike[str]) -> Inspection:
+    """An inspection from a file that `stowax inspect --json` or `to_json` wrote.
+
+    **Raises:** `ArgumentError` for a file that is missing, damaged, no inspection, or
+    one of another version of stowax.
+    """
+    got = repr(os.fspath(path))
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(
+            "path",
+            f"{got}, which cannot be read ({reason})",
+            "Give a file that `stowax inspect --json` wrote.",
+        ) from None
+    return Inspection._read(text, "path", got)
 
 
 def inspect(

@@ -5,10 +5,12 @@
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, Self
 
+from ._errors import ArgumentError
 from ._memory_record import MemoryTimeline
 from ._program_record import CopyCheck, Transfer
+from ._record_json import NotSuchARecord, record_of
 from ._timeline import Timeline
 from ._units import format_bytes
 
@@ -123,3 +125,56 @@ class Inspection:
         for written, transfer in zip(record["transfers"], self.transfers, strict=True):
             written["total_bytes"] = transfer.total_bytes
         return json.dumps(record, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inspection that `to_json` wrote.
+
+        What `stowax inspect --measure --json` adds, the measured time, is left out.
+
+        **Raises:** `ArgumentError` for text that is no inspection, or one of another
+        version of stowax.
+        """
+        return cls._read(text, "text", "text")
+
+    @classmethod
+    def _read(cls, text: str, argument: str, got: str) -> Self:
+        instead = "Give what Inspection.to_json or `stowax inspect --json` wrote."
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ArgumentError(
+                argument, f"{got}, which is no whole JSON ({error})", instead
+            ) from None
+        if not isinstance(data, dict) or not {"version", "timeline"} <= data.keys():
+            raise ArgumentError(argument, f"{got}, which is no inspection", instead)
+        if data["version"] != INSPECTION_VERSION:
+            raise ArgumentError(
+                argument,
+                f"{got}, an inspection of version {data['version']}",
+                f"This stowax reads version {INSPECTION_VERSION}: inspect again, or "
+                "install the stowax that wrote it.",
+            )
+        try:
+            return record_of(cls, _without_totals(data))
+        except NotSuchARecord as error:
+            raise ArgumentError(
+                argument, f"{got}, which is no whole inspection ({error})", instead
+            ) from None
+
+
+def _without_totals(data: dict[str, Any]) -> dict[str, Any]:
+    """The fields alone: totals are made of them, the version has been looked at."""
+    found = {k: v for k, v in data.items() if k not in ("version", "measured")}
+    for inner, derived in (
+        (_values(data.get("memory")), "total"),
+        (data.get("transfers"), "total_bytes"),
+    ):
+        for item in inner if isinstance(inner, list) else ():
+            if isinstance(item, dict):
+                item.pop(derived, None)
+    return found
+
+
+def _values(mapping: Any) -> list[Any]:
+    return list(mapping.values()) if isinstance(mapping, dict) else []

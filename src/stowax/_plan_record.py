@@ -5,17 +5,16 @@ the report reads these fields; JSON is the only form on disk, versioned, and wri
 one piece.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import secrets
 import types
 import typing
 from typing import Any, Literal
 
 from ._errors import ArgumentError, PlanMismatchError
+from ._files import write_whole
 from ._stages import Decision, Outcome, Role
 
 FORMAT_VERSION = 3
@@ -192,20 +191,7 @@ class PlanRecord:
         **Raises:** `ArgumentError` if nothing can be written there.
         """
         text = json.dumps(self.to_json(), indent=1) + "\n"
-        target = pathlib.Path(path)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, target)
-        except OSError as error:
-            raise ArgumentError(
-                "path",
-                f"{os.fspath(path)!r}, which cannot be written ({error.strerror})",
-                "Give a file in a folder that exists and may be written to.",
-            ) from None
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        write_whole(path, text)
 
 
 def _plain(value: Any) -> Any:

@@ -1,11 +1,13 @@
-"""Records as text for a terminal: what `print(plan)` and the command line show.
+"""Records as text for a terminal, and as a page for a browser.
 
-Everything here takes records and returns `str`, without colour codes, so that it reads
-the same in a log file. No JAX: a plan made beside a TPU is read on a laptop.
+Everything here takes records and returns `str`. Text has no colour codes, so that it
+reads the same in a log file. No JAX: a plan made beside a TPU is read on a laptop.
 """
 
 from ._comparison_text import comparison_text as comparison_text
 from ._inspection_text import inspection_text as inspection_text
+from ._page import inspection_page as inspection_page
+from ._page_figures import check_page_library as check_page_library
 from ._plan_text import plan_text as plan_text
 from ._targets_text import target_text as target_text
 from ._targets_text import targets_text as targets_text

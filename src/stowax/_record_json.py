@@ -1,0 +1,80 @@
+"""Records from JSON types: what `dataclasses.asdict` wrote, read back and checked.
+
+The types that the records declare say what has to be there. A number where a name is
+expected, a field too many or too few is an error that says where; nothing is guessed.
+"""
+
+import dataclasses
+import functools
+import types
+import typing
+from typing import Any
+
+
+class NotSuchARecord(ValueError):
+    """What was read does not fit the record; the text says where and why."""
+
+
+def record_of(kind: type, value: Any, where: str = "") -> Any:
+    """The record of type `kind` that `value` (of JSON types) describes.
+
+    **Arguments:** `where` is the path to `value`, for errors.
+
+    **Raises:** `NotSuchARecord`.
+    """
+    if not isinstance(value, dict):
+        raise NotSuchARecord(f"{where or kind.__name__} is no record")
+    expected = _types_of(kind)
+    if unknown := sorted(value.keys() - expected.keys()):
+        raise NotSuchARecord(f"{_below(where, unknown[0])} is not known")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    found = {}
+    for name, wanted in expected.items():
+        if name in value:
+            found[name] = _value_of(wanted, value[name], _below(where, name))
+        elif _has_no_default(fields[name]):
+            raise NotSuchARecord(f"{_below(where, name)} is missing")
+    return kind(**found)
+
+
+@functools.cache
+def _types_of(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _has_no_default(field: Any) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
+
+
+def _below(where: str, name: str | int) -> str:
+    return f"{where}.{name}" if where else str(name)
+
+
+def _value_of(wanted: Any, value: Any, where: str) -> Any:
+    origin, inside = typing.get_origin(wanted), typing.get_args(wanted)
+    if dataclasses.is_dataclass(wanted):
+        assert isinstance(wanted, type)
+        return record_of(wanted, value, where)
+    if origin is tuple and isinstance(value, list):
+        kinds = inside[:1] * len(value) if inside[-1] is ... else inside
+        if len(kinds) == len(value):
+            return tuple(
+                _value_of(kind, item, _below(where, k))
+                for k, (kind, item) in enumerate(zip(kinds, value, strict=True))
+            )
+    elif origin is types.UnionType:
+        if value is None and type(None) in inside:
+            return None
+        (kind,) = (kind for kind in inside if kind is not type(None))
+        return _value_of(kind, value, where)
+    elif origin is typing.Literal:
+        if value in inside:
+            return value
+    elif wanted is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    elif wanted in (int, str, bool) and type(value) is wanted:
+        return value
+    raise NotSuchARecord(f"{where} is {value!r:.60}")

@@ -1,0 +1,235 @@
+"""An inspection as one page for a browser: offline, in one file, for eyes and keys.
+
+`Inspection.to_html` and `stowax inspect --html` write it. Made from records alone, so a
+saved inspection of another machine will do. Names are escaped (`_page_html`), what is
+drawn comes packed (`_page_data`) and moves by `page.js`.
+"""
+
+from .._inspect_record import Inspection
+from .._plan_record import PlanRecord
+from .._units import format_bytes, format_seconds
+from ._layout import count_of
+from ._page_data import curves_of, page_data, size_unit, step_end, time_unit
+from ._page_figures import (
+    budget_figure,
+    budget_of,
+    library_script,
+    step_figures,
+)
+from ._page_html import (
+    asset,
+    document,
+    escaped,
+    facts_html,
+    json_in_script,
+    packed,
+    section,
+)
+from ._page_tables import (
+    copies_table,
+    decisions_table,
+    hazards_table,
+    legend_table,
+    peak_table,
+    points_table,
+    transfers_table,
+    unpriced_table,
+)
+
+
+def inspection_page(inspection: Inspection, plan: PlanRecord | None = None) -> str:
+    """The whole page.
+
+    **Arguments:** `plan` is the one that the step was compiled under, if one was: its
+    budget and decisions are shown too.
+
+    **Raises:** `MissingExtraError` without the extra `[report]`.
+    """
+    step = step_figures(inspection, plan)
+    budget = budget_figure(plan) if plan is not None else None
+    units = {"time": time_unit(step_end(inspection))[0]}
+    for kind in curves_of(inspection):
+        curve = getattr(inspection.memory_timeline, kind)
+        units[kind] = size_unit(curve.peak_bytes)[0]
+    call = json_in_script(
+        {
+            "step": step,
+            "budget": budget,
+            "packed": packed(page_data(inspection)) if step else None,
+            "units": units,
+        }
+    )
+    parts = [
+        _head(inspection, plan),
+        section("The step", _step(inspection) if step else ""),
+        section("Hazards", _hazards(inspection)),
+        section("Copies between device and host", _copies(inspection)),
+        _plan(plan) if plan is not None else "",
+        section("Largest places", *_places(inspection)),
+        section("What the figures rest on", _small_print(inspection)),
+    ]
+    scripts = [library_script(), asset("page.js"), f"start({call});"]
+    title = f"{inspection.program} on {inspection.target}"
+    return document(title, "\n".join(part for part in parts if part), scripts)
+
+
+def _head(inspection: Inspection, plan: PlanRecord | None) -> str:
+    hazards = count_of(len(inspection.hazards), "hazard")
+    line = f"What the compiled step does on one device, {hazards}."
+    return (
+        f"<h1>{escaped(inspection.program)} on {escaped(inspection.target)}</h1>"
+        f'<p class="soft">{escaped(line)}</p>{facts_html(_facts(inspection, plan))}'
+    )
+
+
+def _facts(inspection: Inspection, plan: PlanRecord | None) -> list[tuple[str, str]]:
+    timeline, memory = inspection.timeline, inspection.memory
+    curve = inspection.memory_timeline
+    pairs = []
+    if curve is not None:
+        peak = f"{format_bytes(curve.device.peak_bytes)}"
+        at = format_seconds(curve.device.peak_seconds)
+        pairs.append(("peak of device memory", f"{peak} at {at}"))
+    pairs.append(("device memory, XLA's total", format_bytes(memory.device.total)))
+    if memory.host.total:
+        pairs.append(("host memory, XLA's total", format_bytes(memory.host.total)))
+    if plan is not None:
+        budget = budget_of(plan, "device")
+        assert budget is not None
+        verdict = "fits" if memory.device.total <= budget else "DOES NOT FIT"
+        pairs.append(("budget", f"{format_bytes(budget)}: {verdict}"))
+    pairs.append((f"step, {timeline.origin}", format_seconds(timeline.step_seconds)))
+    step = timeline.step_seconds
+    pairs.append(("computing", _share(timeline.compute_seconds, step)))
+    waits = (
+        ("waiting for the host", timeline.exposed_seconds),
+        ("waiting for other devices", timeline.collective_wait_seconds),
+        ("idle", timeline.idle_seconds),
+    )
+    pairs += [
+        (name, _share(seconds, step))
+        for name, seconds in waits
+        if seconds or name == "waiting for the host"
+    ]
+    busy = (
+        ("device to host, busy", timeline.device_to_host_seconds),
+        ("host to device, busy", timeline.host_to_device_seconds),
+        ("collectives, busy", timeline.collective_seconds),
+    )
+    pairs += [(name, format_seconds(seconds)) for name, seconds in busy if seconds]
+    if inspection.flops:
+        pairs.append(("matrix products", f"{inspection.flops / 1e12:.4g} TFLOP"))
+    return pairs
+
+
+def _share(seconds: float, step: float) -> str:
+    part = f", {seconds / step:.1%}" if step else ""
+    return f"{format_seconds(seconds)}{part}"
+
+
+_KEYS = (
+    "Drag to zoom, Ctrl and wheel to zoom, Shift and wheel to move, double-click for "
+    "the whole step. Keys, once the drawing has the focus: <kbd>←</kbd> <kbd>→</kbd> "
+    "move (with <kbd>Shift</kbd> further), <kbd>Page Up</kbd> <kbd>Page Down</kbd>, "
+    "<kbd>Home</kbd> <kbd>End</kbd>, <kbd>+</kbd> <kbd>−</kbd> zoom, <kbd>0</kbd> "
+    "whole step, <kbd>P</kbd> peak."
+)
+_BUTTONS = (
+    ("in", "Zoom in"),
+    ("out", "Zoom out"),
+    ("all", "Whole step"),
+    ("peak", "Go to the peak"),
+)
+
+
+def _step(inspection: Inspection) -> str:
+    kinds = curves_of(inspection)
+    buttons = "".join(
+        f'<button type="button" data-do="{what}">{name}</button>'
+        for what, name in _BUTTONS
+        if kinds or what != "peak"
+    )
+    return (
+        f'<div class="buttons">{buttons}</div>'
+        '<div id="step" tabindex="0" role="slider" aria-valuemin="0" '
+        'aria-valuemax="1000" aria-valuenow="0" aria-label="Place in the step">'
+        '<div id="drawing"></div><div id="cursor"></div><div id="tip"></div></div>'
+        '<p id="reading" role="status" aria-live="polite"></p>'
+        f'<p class="soft">{_KEYS} Blue: the device or a link is busy. Red with '
+        f"crosses: the device waits.</p>{_beside(inspection)}"
+    )
+
+
+_HERE = (
+    ("bytes", "number"),
+    ("role", "text"),
+    ("name", "text"),
+    ("shape", "text"),
+    ("where", "text"),
+)
+
+
+def _beside(inspection: Inspection) -> str:
+    """The legend, and the largest places where the reader is: filled by the script."""
+    memory, kinds = inspection.memory_timeline, curves_of(inspection)
+    if memory is None or not kinds:
+        return ""
+    heads = "".join(f'<th class="{kind}">{name}</th>' for name, kind in _HERE)
+    return (
+        f'<div class="two">{legend_table(getattr(memory, kinds[0]))}'
+        '<div class="scroll" tabindex="0" role="region" '
+        'aria-label="Largest places here"><table id="here">'
+        "<caption>Largest places at the dashed line</caption>"
+        f"<thead><tr>{heads}</tr></thead><tbody></tbody></table></div></div>"
+    )
+
+
+def _hazards(inspection: Inspection) -> str:
+    found = hazards_table(inspection.hazards) or "<p>No hazards found.</p>"
+    unknown = "".join(
+        f"<li>{escaped(item.what)}: {escaped(item.reason)}</li>"
+        for item in inspection.omissions
+    )
+    return found + (f"<p>Not known:</p><ul>{unknown}</ul>" if unknown else "")
+
+
+def _copies(inspection: Inspection) -> str:
+    ledger = transfers_table(inspection.transfers)
+    return copies_table(inspection.copies) + (
+        ledger or "<p>No copies between device and host.</p>"
+    )
+
+
+def _plan(plan: PlanRecord) -> str:
+    text = (
+        f"{'Fits' if plan.fits else 'Does not fit'}: "
+        f"{format_bytes(plan.device_bytes)} of {format_bytes(plan.budget_bytes)} on "
+        f"the device, {format_bytes(plan.host_bytes)} of "
+        f"{format_bytes(plan.host_budget_bytes)} on the host, compiled. Smallest "
+        f"budget: {format_bytes(plan.smallest_budget)} ({plan.smallest_budget_is}). No "
+        f"plan is predicted below {format_seconds(plan.bound_seconds)} a step (gap "
+        f"{plan.gap:.2%})."
+    )
+    return section(
+        "The plan", f"<p>{escaped(text)}</p>", decisions_table(plan)
+    ) + section(
+        "Step time over device memory",
+        '<p class="soft">Points that are known, nothing between them. What is '
+        "predicted is the planner's model; what is compiled is simulated from the "
+        "schedule.</p>"
+        '<div id="budget"></div>',
+        points_table(plan),
+    )
+
+
+def _places(inspection: Inspection) -> list[str]:
+    return [
+        peak_table(getattr(inspection.memory_timeline, kind), kind)
+        for kind in curves_of(inspection)
+    ]
+
+
+def _small_print(inspection: Inspection) -> str:
+    items = "".join(f"<li>{escaped(a)}</li>" for a in inspection.timeline.assumptions)
+    listed = f"<ul>{items}</ul>" if items else ""
+    return listed + unpriced_table(inspection)

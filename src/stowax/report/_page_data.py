@@ -1,0 +1,221 @@
+"""What the page's script draws, as plain lists: curves, places, lanes, loops.
+
+A column per field and every name once: a program of 100,000 places makes a page of a
+few megabytes. All moments and all places are there; how many of them are drawn at a
+zoom is the script's business (`page.js`).
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .._inspect_record import Inspection
+from .._memory_record import MEMORY_ROLES, Loop, MemoryCurve, MemoryRole, Moment
+from .._timeline import LANES, Interval
+
+RESERVED = "reserved, nothing in it"
+
+# The colours of Okabe and Ito, that people with colour-blindness tell apart, and a
+# pattern of Bokeh's each: no two roles share both, and neighbours share neither.
+STYLES: dict[MemoryRole | str, tuple[str, str]] = {
+    "parameter": ("#0072B2", " "),
+    "optimizer state": ("#56B4E9", "/"),
+    "batch": ("#999999", "."),
+    "argument": ("#0072B2", "-"),
+    "output": ("#999999", "x"),
+    "kept activation": ("#E69F00", " "),
+    RESERVED: ("#F6E3B4", "x"),
+    "offloaded": ("#CC79A7", " "),
+    "offload in flight": ("#CC79A7", "\\"),
+    "recomputed": ("#F0E442", "|"),
+    "gradient": ("#009E73", "-"),
+    "workspace": ("#D9D9D9", "."),
+}
+
+# Stacks are made for these; what holds nothing is taken off them in this order.
+STACKED: tuple[MemoryRole, ...] = (
+    "kept activation",
+    "offloaded",
+    "gradient",
+    "offload in flight",
+    "recomputed",
+    "workspace",
+)
+
+_UNITS_OF_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_UNITS_OF_SIZE = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit for an axis that ends at `seconds`: its seconds and its name.
+
+    >>> time_unit(0.018)
+    (0.001, 'ms')
+    """
+    fitting = (unit for unit in _UNITS_OF_TIME if seconds >= unit[0])
+    return next(fitting, _UNITS_OF_TIME[-1])
+
+
+def size_unit(count: float) -> tuple[int, str]:
+    """The unit for an axis that ends at `count` bytes.
+
+    >>> size_unit(5 * 2**30)
+    (1073741824, 'GiB')
+    """
+    fitting = (unit for unit in _UNITS_OF_SIZE if count >= unit[0])
+    return next(fitting, (1, "B"))
+
+
+class _Names:
+    """Texts by number, each of them once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def all(self) -> list[str]:
+        return list(self._numbers)
+
+
+def page_data(inspection: Inspection) -> dict[str, Any]:
+    """The data of an inspection's page, of JSON types only."""
+    names = _Names()
+    memory = inspection.memory_timeline
+    data: dict[str, Any] = {
+        "end": step_end(inspection),
+        "roles": list(MEMORY_ROLES),
+        "curves": {},
+        "loops": [],
+        "lanes": [
+            _lane([i for i in inspection.timeline.intervals if i.lane == lane], names)
+            for lane in lanes_of(inspection)
+        ],
+    }
+    if memory is not None:
+        for kind in curves_of(inspection):
+            curve = getattr(memory, kind)
+            data["curves"][kind] = _curve(curve, memory.loops, names)
+        data["loops"] = list(_loops(memory.device.moments, memory.loops, data["end"]))
+    return {**data, "names": names.all()}
+
+
+def step_end(inspection: Inspection) -> float:
+    """Where the axis of time ends."""
+    ends = [inspection.timeline.step_seconds]
+    if memory := inspection.memory_timeline:
+        ends += [
+            c.moments[-1].seconds for c in (memory.device, memory.host) if c.moments
+        ]
+    return max(ends) or 1e-6
+
+
+def curves_of(inspection: Inspection) -> list[str]:
+    """Which memories there is something to draw of: `device`, `host`."""
+    memory = inspection.memory_timeline
+    if memory is None:
+        return []
+    curves = {"device": memory.device, "host": memory.host}
+    return [kind for kind, c in curves.items() if c.moments and c.peak_bytes]
+
+
+def lanes_of(inspection: Inspection) -> list[str]:
+    """The lanes in which something happens."""
+    used = {interval.lane for interval in inspection.timeline.intervals}
+    return [lane for lane in LANES if lane in used]
+
+
+def roles_of(curve: MemoryCurve) -> list[MemoryRole]:
+    """The roles that have bytes at any time, in the order in which they are drawn."""
+    sums = [
+        max(column) for column in zip(*(m.bytes for m in curve.moments), strict=True)
+    ]
+    return [role for role, most in zip(MEMORY_ROLES, sums, strict=True) if most]
+
+
+def bands_of(curve: MemoryCurve) -> list[str]:
+    """The bands of a curve from the bottom up: roles, and what stacks reserve."""
+    bands: list[str] = list(roles_of(curve))
+    if any(moment.empty for moment in curve.moments):
+        first = next((role for role in STACKED if role in bands), bands[-1])
+        bands.insert(bands.index(first) + 1, RESERVED)
+    return bands
+
+
+def filled(moment: Moment) -> dict[str, int]:
+    """Bytes of a moment by band, stacks without the part that holds nothing."""
+    found: dict[str, int] = dict(zip(MEMORY_ROLES, moment.bytes, strict=True))
+    left = moment.empty
+    for role in STACKED:
+        taken = min(left, found[role])
+        found[role] -= taken
+        left -= taken
+    return {**found, RESERVED: moment.empty - left}
+
+
+def _curve(curve: MemoryCurve, loops: Sequence[Loop], names: _Names) -> dict[str, Any]:
+    bodies = {loop.body: loop for loop in loops}
+    bands = bands_of(curve)
+    amounts = [filled(moment) for moment in curve.moments]
+    moments, blocks = curve.moments, curve.blocks
+    return {
+        "peak": curve.peak_bytes,
+        "peakSeconds": curve.peak_seconds,
+        "bands": bands,
+        "seconds": [_short(m.seconds) for m in moments],
+        "position": [m.position for m in moments],
+        "values": [[amount[band] for amount in amounts] for band in bands],
+        "loop": [
+            names(_title(bodies[m.loop])) if m.loop in bodies else -1 for m in moments
+        ],
+        "trip": [m.trip + 1 for m in moments],
+        "blocks": {
+            "bytes": [b.bytes for b in blocks],
+            "padding": [b.padding for b in blocks],
+            "role": [MEMORY_ROLES.index(b.role) for b in blocks],
+            "first": [b.first for b in blocks],
+            "last": [b.last for b in blocks],
+            "name": [names(b.name) for b in blocks],
+            "shape": [names(b.shape) for b in blocks],
+            "framework": [names(b.framework_name) for b in blocks],
+            "source": [names(b.source) for b in blocks],
+        },
+    }
+
+
+def _title(loop: Loop) -> str:
+    """`40 × scan`: the trips, and the last word of a loop's name."""
+    words = [
+        word for word in loop.framework_name.split("/") if word not in ("while", "body")
+    ]
+    return f"{loop.trips} × {words[-1]}" if words and words[-1] else f"{loop.trips} ×"
+
+
+def _loops(
+    moments: Sequence[Moment], loops: Sequence[Loop], end: float
+) -> Iterable[list[Any]]:
+    """Stretches of time in which a loop runs: start, end, title."""
+    bodies = {loop.body: loop for loop in loops}
+    start = 0
+    for k in range(1, len(moments) + 1):
+        if k < len(moments) and moments[k].loop == moments[start].loop:
+            continue
+        until = moments[k].seconds if k < len(moments) else end
+        if loop := bodies.get(moments[start].loop):
+            yield [moments[start].seconds, until, _title(loop)]
+        start = k
+
+
+def _lane(intervals: Sequence[Interval], names: _Names) -> dict[str, Any]:
+    record = {
+        field.name: [getattr(interval, field.name) for interval in intervals]
+        for field in dataclasses.fields(Interval)
+        if field.name not in ("lane", "name")
+    }
+    return {**record, "name": [names(interval.name) for interval in intervals]}
+
+
+def _short(seconds: float) -> float:
+    """A billionth of what is drawn is no pixel."""
+    return float(f"{seconds:.9g}")

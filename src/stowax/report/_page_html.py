@@ -1,0 +1,136 @@
+"""Pieces of HTML: escaped text, tables that sort, the frame that they stand in.
+
+Everything that a program or a user named is text in here, never markup: names of values
+come from source code and may hold anything, `</script>` too. Scripts get their data as
+base64, or as JSON without a `<`.
+"""
+
+import base64
+import gzip
+import html
+import importlib.resources
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+MOST_ROWS = 1000
+"""Rows of a table: more are no table that a person reads. What is left out is said."""
+
+Cell = tuple[Any, str]
+"""What a column is sorted by, and the text that is shown."""
+
+# The browser itself refuses every request, whatever a library may try.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data:; font-src data:"
+)
+
+
+def escaped(text: Any) -> str:
+    """`text` for a place between tags or within a quoted attribute.
+
+    >>> escaped('<b a="1">')
+    '&lt;b a=&quot;1&quot;&gt;'
+    """
+    return html.escape(str(text), quote=True)
+
+
+def json_in_script(value: Any) -> str:
+    """JSON that may stand inside of a script: nothing in it ends the script.
+
+    >>> "<" in json_in_script("</script>")
+    False
+    """
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
+
+
+def packed(value: Any) -> str:
+    """`value` as JSON, compressed, in base64: what `unpack` of page.js reads."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+
+
+def asset(name: str) -> str:
+    """The text of a file that lies beside this one."""
+    folder = importlib.resources.files(__spec__.parent)
+    return (folder / name).read_text(encoding="utf-8")
+
+
+def sortable(
+    title: str,
+    columns: Sequence[tuple[str, Literal["text", "number"]]],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    name: str,
+) -> str:
+    """A table with a button over each column that sorts by it.
+
+    **Arguments:** `rows` have a `Cell` per column, `name` is unique in the page. A
+    table without rows is nothing at all.
+    """
+    rows = list(rows)
+    if not rows:
+        return ""
+    heads = "".join(
+        f'<th scope="col" class="{kind}"><button type="button">{escaped(head)}'
+        '<span class="way" aria-hidden="true"></span></button></th>'
+        for head, kind in columns
+    )
+    body = "\n".join(_row(row, columns) for row in rows[:MOST_ROWS])
+    more = len(rows) - MOST_ROWS
+    rest = f"<p>The first {MOST_ROWS}; {more} more are not listed.</p>" * (more > 0)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(title)}">'
+        f'<table id="{escaped(name)}" class="sortable">'
+        f"<caption>{escaped(title)}</caption><thead><tr>{heads}</tr></thead>"
+        f"<tbody>\n{body}\n</tbody></table></div>{rest}"
+    )
+
+
+def _row(row: Sequence[Cell], columns: Sequence[tuple[str, str]]) -> str:
+    cells = "".join(
+        f'<td class="{kind}" data-sort="{escaped(key)}">{escaped(text)}</td>'
+        for (key, text), (_, kind) in zip(row, columns, strict=True)
+    )
+    return f"<tr>{cells}</tr>"
+
+
+def facts_html(pairs: Iterable[tuple[str, str]]) -> str:
+    """Figures with their names, as a list of definitions."""
+    items = "".join(
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>"
+        for name, text in pairs
+    )
+    return f'<dl class="facts">{items}</dl>' if items else ""
+
+
+def section(title: str, *parts: str) -> str:
+    """A section with its heading; nothing where no part has anything in it."""
+    inner = "\n".join(part for part in parts if part)
+    return f"<section><h2>{escaped(title)}</h2>\n{inner}\n</section>" if inner else ""
+
+
+def document(title: str, body: str, scripts: Iterable[str]) -> str:
+    """A whole page that asks nobody for anything."""
+    inline = "\n".join(f"<script>\n{script}\n</script>" for script in scripts)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>{escaped(title)}</title>
+<style>
+{asset("page.css")}
+</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+{inline}
+</body>
+</html>
+"""

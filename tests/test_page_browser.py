@@ -1,0 +1,247 @@
+"""The page in a real browser without a screen: drawn, hovered, zoomed, sorted, read.
+
+It needs Chromium and its driver (Debian: chromium, chromium-driver); they are skipped
+where there is none. Whatever the browser's console has to say fails a test, and so does
+any request but the one for the file itself.
+"""
+
+import json
+import shutil
+import time
+
+import pytest
+
+from page_records import LAYERS, MIB, NASTY, found, large
+from report_records import PLAN
+from stowax.report import inspection_page
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+MISSING = "no Chromium with its driver here (apt-get install chromium chromium-driver)"
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(not (BROWSER and DRIVER), reason=MISSING),
+]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    profile = tmp_path_factory.mktemp("profile")
+    for word in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1300,1000",
+        f"--user-data-dir={profile}",
+    ):
+        options.add_argument(word)
+    options.set_capability(
+        "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
+    )
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Opens an inspection's page; at the end the console and the network are quiet."""
+
+    def visit(inspection, plan=None):
+        path = tmp_path / "report.html"
+        path.write_text(inspection_page(inspection, plan), encoding="utf-8")
+        browser.get_log("performance")
+        browser.get_log("browser")
+        browser.get(path.as_uri())
+        wait(browser, "return document.documentElement.dataset.ready === 'yes'")
+        return browser
+
+    yield visit
+    said = [e for e in browser.get_log("browser") if e["level"] != "INFO"]
+    assert said == []
+    events = [
+        json.loads(e["message"])["message"] for e in browser.get_log("performance")
+    ]
+    asked = [
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
+    outside = [url for url in asked if not url.startswith(("file:///", "data:"))]
+    assert len(asked) - len(outside) >= 1  # the log has what was asked for
+    assert outside == []
+
+
+def wait(browser, script, seconds=20):
+    """What a script returns, once it is something."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if value := browser.execute_script(script):
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"never: {script}; {browser.get_log('browser')}")
+
+
+def shown(browser):
+    """The first and the last second that the drawing shows."""
+    return browser.execute_script("return window.stowaxStep.range")
+
+
+def press(browser, *keys):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    browser.execute_script("document.getElementById('step').focus()")
+    assert browser.find_element(By.CSS_SELECTOR, "#step:focus")
+    chain = ActionChains(browser)
+    for key in keys:
+        chain.send_keys(key)
+    chain.perform()
+
+
+def reading(browser):
+    return browser.execute_script(
+        "return document.getElementById('reading').textContent"
+    )
+
+
+def hover(browser, name, x, y):
+    """The tip over a place of a drawing, given in its own units."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    place = browser.execute_script(
+        """
+        document.getElementById("step").scrollIntoView();
+        const view = window.stowaxStep.plots[arguments[0]], frame = view.frame;
+        const box = view.el.getBoundingClientRect();
+        return [box.left + frame.x_scale.compute(arguments[1]),
+                box.top + frame.y_scale.compute(arguments[2])];
+        """,
+        name,
+        x,
+        y,
+    )
+    body = browser.find_element(By.TAG_NAME, "html")
+    chain = ActionChains(browser)
+    chain.w3c_actions.pointer_action.move_to_location(*map(round, place))
+    chain.perform()
+    assert body
+    return browser.execute_script("return document.getElementById('tip').innerText")
+
+
+def test_the_pointer_reads_the_place_below_it(visit):
+    browser = visit(found(), PLAN)
+    # At 2.1 s: 100 MiB of weights, above them the stack of which 60 of 80 hold nothing.
+    tip = hover(browser, "memory-device", 1.6, 50)
+    assert "180.0 MiB of device memory" in tip or "230.0 MiB of device memory" in tip
+    assert "trip 2 of 4 × forward" in tip
+    assert "jit(step)/layers/weights" in tip
+    assert "100.0 MiB" in tip
+    assert "/home/me/model.py:10" in tip
+    assert "reserved, nothing in it: 60.0 MiB" in hover(
+        browser, "memory-device", 1.6, 160
+    )
+    assert "layer\n400.00 ms, 4 times a step" in hover(browser, "lanes", 1.6, -1)
+    assert "waiting: copy-done" in hover(browser, "lanes", 5.2, -1)
+    assert "loop 4 × back" in hover(browser, "lanes", 3.9, 0)
+
+
+def test_keys_move_zoom_and_find_the_peak(visit):
+    browser = visit(found(), PLAN)
+    assert "240.0 MiB of device memory" in reading(browser)  # it starts at the peak
+    press(browser, "\ue011")  # Home
+    assert reading(browser).startswith("0.00 s: 100.0 MiB of device memory")
+    press(browser, "\ue014", "\ue014")  # → twice, a hundredth of what is shown each
+    assert browser.execute_script("return window.stowaxStep.now") == pytest.approx(0.12)
+    press(browser, "+", "+")
+    low, high = shown(browser)
+    assert high - low == pytest.approx(6 / 4)
+    press(browser, "p")
+    assert "240.0 MiB of device memory" in reading(browser)
+    low, high = shown(browser)
+    assert low <= browser.execute_script("return window.stowaxStep.now") <= high
+    press(browser, "0")
+    assert shown(browser) == [0, 6]
+
+
+def test_a_drag_zooms_and_the_buttons_bring_the_step_back(visit):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    browser = visit(found())
+    hover(browser, "memory-device", 1.0, 150)
+    ActionChains(browser).click_and_hold().perform()
+    hover(browser, "memory-device", 3.0, 150)
+    ActionChains(browser).release().perform()
+    wait(browser, "return window.stowaxStep.range[1] < 5")
+    low, high = shown(browser)
+    assert (low, high) == pytest.approx((1.0, 3.0), abs=0.05)
+    browser.find_element(By.CSS_SELECTOR, "[data-do=all]").click()
+    assert shown(browser) == [0, 6]
+
+
+def test_tables_sort_by_keyboard(visit):
+    from selenium.webdriver.common.by import By
+
+    browser = visit(found())
+    head = browser.find_elements(By.CSS_SELECTOR, "#transfers th")[1]
+    button = head.find_element(By.TAG_NAME, "button")
+    column = "return Array.from(document.querySelectorAll('#transfers tbody tr'), "
+    column += "row => row.cells[1].textContent)"
+    assert button.text.startswith("bytes a step")
+    button.send_keys("\ue007")  # Enter: the largest first
+    assert head.get_attribute("aria-sort") == "descending"
+    assert browser.execute_script(column) == ["4.84 GiB", "4.84 GiB", "8.00 MiB"]
+    button.send_keys(" ")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert browser.execute_script(column)[0] == "8.00 MiB"
+
+
+def test_names_from_the_program_stay_text(visit):
+    browser = visit(found(NASTY), PLAN)
+    assert NASTY in hover(browser, "memory-device", 0.2, 50)
+    assert NASTY in hover(browser, "lanes", 0.5, -1)
+    assert browser.title == "jit_train_step on v5p-8"
+    assert browser.execute_script("return document.images.length") == 0
+
+
+def test_the_drawing_follows_light_and_dark(visit):
+    browser = visit(found(), PLAN)
+    paper = "return window.stowaxStep.plots.lanes.model.background_fill_color"
+    assert browser.execute_script(paper) == "#ffffff"
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": dark})
+    assert wait(browser, f"{paper} === '#16181b'")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_hundred_thousand_places_are_drawn_as_wide_as_the_screen(visit):
+    browser = visit(large(100_000))
+    step = "window.stowaxStep"
+    pixels = browser.execute_script(f"return {step}.pixels")
+    assert 0 < browser.execute_script(f"return {step}.drawn.device") <= pixels + 1
+    bars = f"return {step}.doc.get_model_by_name('busy-source').data.left.length"
+    assert 0 < browser.execute_script(bars) <= 2 * pixels
+    # Zoomed in, every moment is there.
+    browser.execute_script(f"{step}.show(1, 1.03); {step}.redraw()")
+    assert browser.execute_script(f"return {step}.drawn.device") == pytest.approx(
+        100, abs=2
+    )
+    assert "jit(step)/layers/" in hover(browser, "memory-device", 1.01, 1)
+
+
+def test_the_totals_are_the_records(visit):
+    browser = visit(found())
+    total = browser.execute_script("return window.stowaxStep.data.curves.device.total")
+    moments = found().memory_timeline.device.moments
+    sums = list(total.values()) if isinstance(total, dict) else list(total)
+    assert sums == [moment.total for moment in moments]
+    assert max(sums) == 240 * MIB
+    assert len(moments) == 2 + 4 * LAYERS

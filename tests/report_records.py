@@ -144,6 +144,8 @@ PLAN = PlanRecord(
     roll=True,
     row_major=False,
     lean=False,
+    late=True,
+    least_bytes=2**20,
     pins=(
         PinPrice(pattern="*norm*", decision="keep", matched=2, seconds=0.031),
         PinPrice(pattern="*gate*", decision="keep", matched=1, seconds=0.0),

@@ -94,6 +94,8 @@ def plan(*decisions, unrolled=False, source="/home/me/model.py:30", stacks=True)
         roll=True,
         row_major=False,
         lean=False,
+        late=True,
+        least_bytes=2**20,
         versions={},
     )
 

@@ -78,7 +78,7 @@ def test_weights_and_constants_are_left_alone():
     [
         ("recompute", {"keep", "offload"}, {"operation": None}, "enters the layer"),
         ("recompute", {"keep", "offload"}, {}, "running its operation again"),
-        ("offload", {"keep", "recompute"}, {}, "smaller than 1 MiB"),
+        ("offload", {"keep", "recompute"}, {}, "smaller than 1.00 MiB"),
         ("offload", {"keep", "recompute"}, {"bytes": 2**20}, "no host memory"),
         ("offload", {"keep", "recompute"}, {"dtype": "int32"}, "no floating-point"),
         ("offload", {"keep", "recompute"}, {"shape": (8,)}, "two axes or more"),

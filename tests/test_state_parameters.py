@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import stowax
-from planned_models import QUICK, spec
+from planned_models import QUICK, compiled_total, spec
 from stowax._errors import MissingExtraError
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -169,6 +169,18 @@ def test_no_more_than_a_few_layers_are_on_the_device(name, target):
     assert inspection.memory.device.total == found.device_bytes
     assert not [h for h in inspection.hazards if h.kind == "host-compute"]
     assert inspection.memory.host.alias == inspection.memory.host.argument
+
+
+def test_gradients_leave_at_once_where_nothing_else_fits():
+    step, args = step_of("scan", optax.sgd(0.1)), arguments("scan", optax.sgd(0.1))
+    room = plan(step, args, pin=PARAMETER)
+    least = plan(step, args, pin=PARAMETER, budget="1MiB")
+    assert room.late
+    assert not least.late
+    # With room, the last layer's gradients wait while this one's are made.
+    assert least.device_bytes <= room.device_bytes - MATRIX
+    with pytest.warns(UserWarning, match="does not fit"):
+        assert compiled_total(least, step, *args) == least.device_bytes
 
 
 def test_parameters_read_outside_of_layers_stay():

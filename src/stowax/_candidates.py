@@ -14,7 +14,8 @@ from typing import Any
 from . import _jax
 from ._cost_record import bytes_of
 from ._jaxpr import Program, is_float
-from ._stages import OFFLOAD_LEAST_BYTES, Body, Decision, Operation, Point, Value
+from ._stack import scope_name
+from ._stages import Body, Decision, Operation, Point, Value
 from ._trace import TracedStack, available
 
 
@@ -44,11 +45,13 @@ def make_body(
     costs: BodyCosts,
     *,
     can_offload: bool,
+    least_bytes: int,
     points: tuple[Point, ...],
 ) -> Body:
     """The planner's record of one stack.
 
     **Arguments:** `placements` per value number (missing: whole on every device).
+    Values under `least_bytes` are not offloaded.
     """
     stack, program = traced.stack, traced.body.forward
     at_hand = available(stack, traced.body)
@@ -61,7 +64,8 @@ def make_body(
         allowed: set[Decision] = {"keep", "offload", "recompute"}
         if operation is None or _jax.has_effects(program.nodes[operation].equation):
             allowed.discard("recompute")
-        if not (can_offload and is_float(aval) and _offloadable(aval, placement)):
+        large = len(aval.shape) >= 2 and placement.bytes >= least_bytes
+        if not (can_offload and is_float(aval) and large):
             allowed.discard("offload")
         source = _value_source(program, index)
         value = Value(
@@ -99,10 +103,6 @@ def make_body(
         backward_seconds=costs.backward_seconds,
         points=points,
     )
-
-
-def _offloadable(aval: Any, placement: Placement) -> bool:
-    return len(aval.shape) >= 2 and placement.bytes >= OFFLOAD_LEAST_BYTES
 
 
 def _forward_seconds(traced: TracedStack, operations: Sequence[Operation]) -> float:
@@ -148,3 +148,31 @@ def _names(program: Program) -> dict[int, str]:
             part = f"[{position}]" if len(node.outputs) > 1 else ""
             names[number] = f"{equation.primitive.name}{part}{line}{function}"
     return names
+
+
+def placed_values(
+    traced: TracedStack, scopes: Mapping[str, Any]
+) -> dict[int, Placement]:
+    """Where the values of a stack lie; `scopes` are `_lowered.shards_by_scope`."""
+    program, stack = traced.body.forward, traced.stack
+    placed: dict[int, Placement] = {}
+    for position, node in enumerate(program.nodes):
+        found = scopes.get(scope_name(stack.name, position))
+        if found is None:
+            continue
+        for number in node.outputs:
+            whole = bytes_of(program.avals[number])
+            placed[number] = Placement(
+                bytes=-(-whole // found.shards), shards=found.shards
+            )
+    # A layer's input lies as the layer's output does, being the next one's input.
+    for number, output in zip(stack.carry_inputs, program.outputs, strict=False):
+        if isinstance(output, int) and output in placed:
+            placed[number] = placed[output]
+    return placed
+
+
+def finest_shards(placements: Mapping[str, Mapping[int, Placement]]) -> int:
+    """Into how many parts the most finely split value is split."""
+    found = [p.shards for placed in placements.values() for p in placed.values()]
+    return max(found, default=1)

@@ -22,9 +22,9 @@ from ._stages import (
     updated_on_host,
 )
 from ._state import NAME as STATE
-from ._stays import LEAST
 from ._survey import Survey
 from ._units import format_bytes, format_seconds
+from ._update_blocks import BlockSize
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
@@ -325,10 +325,11 @@ def notes(
     if small and decisions and survey.state and survey.state.hosted(decisions[0]):
         count = sum(staying.count for staying in small)
         size = format_bytes(sum(staying.value.bytes for staying in small))
+        least = format_bytes(BlockSize.least(survey.least_bytes).leaf_bytes)
         what = "1 array" if count == 1 else f"{count} arrays"
         found.append(
             f"{what} of the state ({size}) {'stays' if count == 1 else 'stay'} on the "
-            f"device: copies of less than {LEAST} are not worth it"
+            f"device: copies of less than {least} are not worth it"
         )
     if survey.without_offloads:
         found.insert(

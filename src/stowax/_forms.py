@@ -14,11 +14,12 @@ say which form comes first, and believes what was compiled.
 import dataclasses
 from collections.abc import Callable
 
-from ._loop import SLACK, WORTH_ANOTHER_COMPILE, Attempt, Search, outcome
+from ._apply import StepPlan
+from ._loop import MOST_COMPILES, SLACK, WORTH_ANOTHER_COMPILE, Attempt, Search, outcome
 from ._plan_record import Source
 from ._planner import evaluate, smallest
 from ._stages import Solution
-from ._survey import predict
+from ._survey import Survey, predict
 from ._trial import compile_and_read
 
 _DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
@@ -52,6 +53,11 @@ def find_plan(rolled: Search, as_written: Callable[[], Search | None]) -> Found:
     **Arguments:** `as_written` makes a search that shares `rolled.log`, for the step
     with its layers as they are written; `None` if that is not what the user wants.
     """
+    found = _find(rolled, as_written)
+    return found if found.search.fits(found.best) else _tightened(found)
+
+
+def _find(rolled: Search, as_written: Callable[[], Search | None]) -> Found:
     plain = _try_plain(rolled) if rolled.as_written else None
     if plain is None and not rolled.survey.bodies:
         if not any(a.donated == rolled.may_donate for a in rolled.attempts):
@@ -94,6 +100,37 @@ def _state_moved(search: Search, solution: Solution) -> int:
         for value, how in zip(body.values, chosen, strict=True)
         if how == "offload"
     )
+
+
+def _tightened(found: Found) -> Found:
+    """What did not fit once more, its gradients written before the next layer begins.
+
+    It can be slower, and needs up to two layers' gradients less.
+    """
+    search, decisions = found.search, found.best.decisions
+    plan = search.survey.step_plan(decisions) if decisions else None
+    left = MOST_COMPILES - len(search.log)
+    if plan is None or not left or not _gradients_wait(search.survey, plan):
+        return found
+    survey = dataclasses.replace(search.survey, tight=True)
+    tight = dataclasses.replace(search, survey=survey, attempts=[], least=set())
+    tight.plan(leave=left - 1)
+    if not tight.attempts or _rank(search) <= _rank(tight):
+        return found
+    others = search, *found.others
+    return Found(search=tight, best=tight.best(), rolled=tight, others=others)
+
+
+def _gradients_wait(survey: Survey, plan: StepPlan) -> bool:
+    """Whether gradients under `plan` are written later than memory would have it.
+
+    See `run_fed`: on a GPU, and where loops fetch their weights by `switch`.
+    """
+    if not plan.hosted or survey.tight:
+        return False
+    roles = {survey.step.arguments[i].role for i in plan.hosted.shards}
+    unrolled = any(t.stack.separate for t in survey.step.stacks.values())
+    return (plan.hosted.in_turn or unrolled) and "parameter" in roles
 
 
 def _rank(search: Search) -> tuple[bool, float]:

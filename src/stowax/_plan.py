@@ -19,6 +19,7 @@ from ._stream import Hosted
 from ._target import platform_of
 from ._target import target as find_target
 from ._units import format_bytes
+from ._update_blocks import BlockSize
 
 
 class Plan(PlanRecord):
@@ -174,6 +175,8 @@ class Plan(PlanRecord):
             in_turn=platform_of(self.target) != "tpu",
             lean=self.lean,
             on_host=tuple(i for i, argument in mine.items() if argument.on_host),
+            late=self.late,
+            size=BlockSize.least(self.least_bytes),
         )
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from ._errors import ArgumentError, PlanMismatchError
 from ._files import write_whole
 from ._stages import Decision, Outcome, Role
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -137,7 +137,9 @@ class PlanRecord:
     the least that any plan needs that the `pins` and `forbid` allow, of a program that
     was compiled or, by `smallest_budget_is`, only predicted. `keep_checkpoint`,
     `roll` and `row_major` are how the step is read and run (`_rewrite.Options`), `lean`
-    is how parameters in host memory are fetched (`_passes.HostPlan`).
+    and `late` are how parameters in host memory are fetched and their gradients written
+    (`_passes.HostPlan`), `least_bytes`
+    what is worth a copy of its own (`_stages.least_bytes`).
     """
 
     step: str
@@ -172,6 +174,8 @@ class PlanRecord:
     roll: bool
     row_major: bool
     lean: bool
+    late: bool
+    least_bytes: int
     pins: tuple[PinPrice, ...]
     forbid: tuple[str, ...]
     unpriced: tuple[str, ...]

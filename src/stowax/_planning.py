@@ -33,9 +33,9 @@ from ._plan_record import ArgumentRecord, Baseline, PinPrice
 from ._planner import solve
 from ._preferences import Preferences
 from ._rewrite import Options
-from ._stages import Value
+from ._stages import Value, least_bytes
 from ._state import NAME as STATE
-from ._state import partition_of, shard_shape
+from ._state import device_bytes, partition_of, shard_shape
 from ._survey import Survey, take_survey
 from ._target import target as find_target
 from ._trace import trace_step
@@ -99,8 +99,10 @@ def plan(
     machine = target if isinstance(target, Target) else find_target(target)
     device_limit = _asked.device_budget(budget, machine)
     host_limit = _asked.host_budget(host_budget, machine)
-    preferences = Preferences(pin=pin or {}, forbid=forbid)
     specs = _specs(machine, args)
+    whole = sum(device_bytes(spec) for spec in jax.tree.leaves(specs))
+    least = least_bytes(device_limit, whole)
+    preferences = Preferences(pin=pin or {}, forbid=forbid, least_bytes=least)
     options = Options(
         keep_checkpoint=keep_checkpoint,
         roll=roll,
@@ -111,7 +113,7 @@ def plan(
     found = len(traced.stacks)
     bodies = "1 repeated body" if found == 1 else f"{found} repeated bodies"
     say(f"surveying {bodies} on {machine.name}")
-    free = take_survey(step, specs, traced, machine, options)
+    free = take_survey(step, specs, traced, machine, options, least)
     if donate is False:
         free = _without_donation(free)
     survey = free.narrowed(preferences.allow, preferences.keeps_off_host)
@@ -184,7 +186,9 @@ class _AsWritten:
         options = dataclasses.replace(rolled.options, roll=False)
         step, specs = rolled.function, rolled.specs
         traced = trace_step(step, specs, options)
-        self.free = take_survey(step, specs, traced, rolled.target, options)
+        self.free = take_survey(
+            step, specs, traced, rolled.target, options, rolled.least_bytes
+        )
         if self.rolled.donate is False:
             self.free = _without_donation(self.free)
         # Patterns that meet nothing here have met something in the rolled layers.
@@ -258,6 +262,8 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
         "keep_checkpoint": options.keep_checkpoint,
         "roll": options.roll,
         "row_major": options.row_major,
+        "late": not survey.tight,
+        "least_bytes": survey.least_bytes,
         "lean": bool(plan and plan.hosted and plan.hosted.lean),
         "arguments": tuple(
             ArgumentRecord(

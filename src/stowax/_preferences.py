@@ -29,6 +29,7 @@ from typing import cast
 
 from ._errors import ArgumentError
 from ._stages import DECISIONS, OFFLOAD_LEAST_BYTES, Decision, Value
+from ._units import format_bytes
 
 _MOST_NEAR_NAMES = 5
 
@@ -56,7 +57,8 @@ class Preferences:
     """What the user pinned and forbade, and what it has met so far.
 
     **Arguments:** `pin` maps patterns to `"keep"`, `"offload"` or `"recompute"`;
-    `forbid` lists decisions, alone or as `"decision:pattern"`.
+    `forbid` lists decisions, alone or as `"decision:pattern"`. Arrays under
+    `least_bytes` are not offloaded (errors say so).
 
     **Raises:** `ArgumentError` for an unknown decision or an empty pattern.
 
@@ -65,13 +67,20 @@ class Preferences:
     (('*attention*', 'keep'),)
     """
 
-    def __init__(self, *, pin: Mapping[str, str], forbid: Collection[str] = ()):
+    def __init__(
+        self,
+        *,
+        pin: Mapping[str, str],
+        forbid: Collection[str] = (),
+        least_bytes: int = OFFLOAD_LEAST_BYTES,
+    ):
         if isinstance(forbid, str):
             forbid = (forbid,)
         self._rules = (
             *(_pin(pattern, decision) for pattern, decision in pin.items()),
             *(_forbidden(text) for text in forbid),
         )
+        self._least_bytes = least_bytes
         self._met: dict[_Rule, dict[Value, bool]] = {r: {} for r in self._rules}
         self._seen: dict[str, None] = {}
 
@@ -144,7 +153,7 @@ class Preferences:
         """
         for rule, met in self._met.items():
             if rule.pinned and met and not any(met.values()):
-                raise _impossible(rule, tuple(met))
+                raise _impossible(rule, tuple(met), self._least_bytes)
             if not met and (rule.pinned or rule.pattern != "*"):
                 raise _unmatched(rule, tuple(self._seen))
 
@@ -212,7 +221,7 @@ _WHY = {
     "recompute input": "it enters the layer from the one before, so it cannot be "
     "computed again inside of it",
     "effects": "running its operation again would be noticed (printing, a callback)",
-    "small": "it is smaller than 1 MiB on a device, where a copy costs more than its "
+    "small": "it is smaller than {small} on a device, where a copy costs more than its "
     "bytes say, so it is not offloaded",
     "kind": "it is no floating-point array of two axes or more, so it is not offloaded",
     "host": "the target has no host memory of its own, so nothing is offloaded",
@@ -221,7 +230,7 @@ _WHY = {
 }
 
 
-def _impossible(pin: _Rule, met: Sequence[Value]) -> ArgumentError:
+def _impossible(pin: _Rule, met: Sequence[Value], least_bytes: int) -> ArgumentError:
     largest = max(met, key=lambda value: value.bytes)
     if largest.allowed == {"recompute"}:
         why = _WHY["keep"]
@@ -230,7 +239,9 @@ def _impossible(pin: _Rule, met: Sequence[Value]) -> ArgumentError:
     elif pin.decision == "recompute":
         why = _WHY["recompute input" if largest.operation is None else "effects"]
     else:
-        why = largest.stays or _WHY[_not_offloaded(largest)]
+        why = largest.stays or _WHY[_not_offloaded(largest, least_bytes)].format(
+            small=format_bytes(least_bytes)
+        )
     others = f" and {len(met) - 1} more" if len(met) > 1 else ""
     possible = " or ".join(repr(d) for d in DECISIONS if d in largest.allowed)
     return ArgumentError(
@@ -240,11 +251,11 @@ def _impossible(pin: _Rule, met: Sequence[Value]) -> ArgumentError:
     )
 
 
-def _not_offloaded(value: Value) -> str:
+def _not_offloaded(value: Value, least_bytes: int) -> str:
     """Which of the reasons of `_candidates` holds for a value."""
     if len(value.shape) < 2 or "float" not in value.dtype:
         return "kind"
-    return "small" if value.bytes < OFFLOAD_LEAST_BYTES else "host"
+    return "small" if value.bytes < least_bytes else "host"
 
 
 def _unmatched(rule: _Rule, seen: Sequence[str]) -> ArgumentError:

@@ -20,6 +20,21 @@ DECISIONS: tuple[Decision, ...] = ("keep", "offload", "recompute")
 OFFLOAD_LEAST_BYTES = 1 << 20
 """Below this a copy's fixed cost dominates; assumed, not measured."""
 
+_SMALLEST_PART = 128
+"""A part of all there is that is worth a copy, whatever the copy's fixed cost."""
+
+
+def least_bytes(budget: int, arguments: int) -> int:
+    """The bytes of the smallest array that may be offloaded.
+
+    A model of a few MiB has no array above `OFFLOAD_LEAST_BYTES`. Whoever gives it a
+    budget of a few MiB wants to see it within that, and not the fastest step.
+
+    **Arguments:** `budget` is that of a device, `arguments` the bytes per device of all
+    arguments of the step.
+    """
+    return min(OFFLOAD_LEAST_BYTES, max(budget, arguments) // _SMALLEST_PART)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:

@@ -46,6 +46,7 @@ from ._stages import (
     Value,
 )
 from ._trace import Argument, Step
+from ._update_blocks import BlockSize
 from ._update_feed import emission_of
 from ._update_find import stream_update
 from ._update_record import Leaf, Streamed
@@ -108,28 +109,38 @@ def partition_of(spec: Any) -> Partition | None:
     return (*sharding.spec, *[None] * (len(spec.shape) - len(sharding.spec)))
 
 
-def search_state(step: Step, specs: Sequence[Any]) -> Streamed:
+def search_state(
+    step: Step, specs: Sequence[Any], least_bytes: int = OFFLOAD_LEAST_BYTES
+) -> Streamed:
     """What `step` does to every array of its state that could be worth moving.
 
-    **Arguments:** `specs` are the step's arguments, flat, with their shardings.
+    **Arguments:** `specs` are the step's arguments, flat, with their shardings;
+    `least_bytes` are worth a copy of their own (`_stages.least_bytes`).
     """
+    size = BlockSize.least(least_bytes)
     candidates = [
         i
         for i in range(len(step.arguments))
         if _movable(step, i)
         and getattr(specs[i], "sharding", None) is not None
-        and device_bytes(specs[i]) >= OFFLOAD_LEAST_BYTES
+        and device_bytes(specs[i]) >= least_bytes
     ]
-    return _found(step, specs, candidates)
+    return _found(step, specs, candidates, size)
 
 
 def find_state(
-    step: Step, specs: Sequence[Any], target: Target, found: Streamed
+    step: Step,
+    specs: Sequence[Any],
+    target: Target,
+    found: Streamed,
+    least_bytes: int = OFFLOAD_LEAST_BYTES,
 ) -> State | None:
     """The state of `step`, or `None` if there is none worth a decision.
 
-    **Arguments:** `specs` as for `search_state`, `found` is what that gave.
+    **Arguments:** `specs` and `least_bytes` as for `search_state`, `found` is what that
+    gave.
     """
+    size = BlockSize.least(least_bytes)
     candidates = [leaf.input for leaf in found.leaves]
     weights = {i for i in candidates if step.arguments[i].role == "parameter"}
     fed = _fed(found, step, specs, target) & weights
@@ -138,7 +149,7 @@ def find_state(
     fed = {i for own in groups for i in own if fed.issuperset(own)}
     if fed != weights:
         candidates = [i for i in candidates if i not in weights - fed]
-        found = _found(step, specs, candidates)
+        found = _found(step, specs, candidates, size)
         groups = _alike(step, found, candidates)
     if not candidates:
         return None
@@ -203,12 +214,15 @@ def _only_read(step: Step, i: int) -> bool:
     return i not in step.updates
 
 
-def _found(step: Step, specs: Sequence[Any], candidates: Sequence[int]) -> Streamed:
+def _found(
+    step: Step, specs: Sequence[Any], candidates: Sequence[int], size: BlockSize
+) -> Streamed:
     return stream_update(
         step.jaxpr,
         {i: step.updates.get(i) for i in candidates},
         per_device={i: shard_shape(specs[i]) for i in candidates},
         boundary=step.boundary,
+        size=size,
     )
 
 

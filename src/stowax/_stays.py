@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ._machine import Target
-from ._stages import Value
+from ._stages import OFFLOAD_LEAST_BYTES, Value
 from ._state import (
     NO_HOST,
     State,
@@ -35,8 +35,7 @@ _OUTSIDE = (
 _WHOLE = "what is made of it is needed whole on the device"
 _TOGETHER = "arrays that are one value with it stay, and they move together"
 _LEFT_OPEN = "it has no sharding, and others are spread over a mesh"
-LEAST = format_bytes(BlockSize().leaf_bytes)
-SMALL = f"it is smaller than {LEAST} on a device"
+_SMALL = "it is smaller than "
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ class Staying:
     @property
     def small(self) -> bool:
         """Whether they are too small to be worth a line of their own."""
-        return self.value.stays == SMALL
+        return self.value.stays.startswith(_SMALL)
 
 
 def find_staying(
@@ -58,14 +57,16 @@ def find_staying(
     target: Target,
     found: Streamed,
     state: State | None,
+    least_bytes: int = OFFLOAD_LEAST_BYTES,
 ) -> tuple[Staying, ...]:
     """The arrays of the state that are no candidates, as values that stay.
 
     **Arguments:** `found` is what `search_state` gave, `state` what `find_state` made
-    of it.
+    of it; `least_bytes` are worth a copy of their own.
     """
     moving = {i for own in state.leaves for i in own} if state else set()
-    reasons = _Reasons(step, specs, target, found)
+    leaf_bytes = BlockSize.least(least_bytes).leaf_bytes
+    reasons = _Reasons(step, specs, target, found, leaf_bytes)
     alike: dict[Any, list[int]] = collections.defaultdict(list)
     for i, argument in enumerate(step.arguments):
         if argument.role in _ROLES and i not in moving and device_bytes(specs[i]):
@@ -101,9 +102,15 @@ class _Reasons:
     """Why each array stays: the first thing in its way."""
 
     def __init__(
-        self, step: Step, specs: Sequence[Any], target: Target, found: Streamed
+        self,
+        step: Step,
+        specs: Sequence[Any],
+        target: Target,
+        found: Streamed,
+        leaf_bytes: int,
     ):
         self.step, self.specs, self.target = step, specs, target
+        self.leaf_bytes = leaf_bytes
         self.leaves: Mapping[int, Leaf] = {leaf.input: leaf for leaf in found.leaves}
         self.axes = {
             leaf: axis
@@ -115,8 +122,8 @@ class _Reasons:
     def of(self, i: int) -> str:
         """The reason for the argument at flat position `i`."""
         argument, spec = self.step.arguments[i], self.specs[i]
-        if device_bytes(spec) < BlockSize().leaf_bytes:
-            return SMALL
+        if device_bytes(spec) < self.leaf_bytes:
+            return f"{_SMALL}{format_bytes(self.leaf_bytes)} on a device"
         if not has_host_memory(self.target):
             return NO_HOST
         if getattr(spec, "sharding", None) is None:

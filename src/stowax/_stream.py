@@ -18,6 +18,7 @@ from ._boundary import Emission
 from ._errors import PlanMismatchError
 from ._host_layers import Partition
 from ._jaxpr import spec_of, trace
+from ._update_blocks import BlockSize
 from ._update_find import stream_update
 from ._update_run import run_streamed
 
@@ -28,16 +29,18 @@ class Hosted:
 
     `updates` says which output takes the place of each (both flat positions), `None` of
     those that are only read, `shards` has the shape of one device's part of each,
-    `partitions` how those that are spread over a mesh are spread. `in_turn`, `lean`
-    and `on_host` are what `run_streamed` takes.
+    `partitions` how those that are spread over a mesh are spread, `size` how all are
+    cut. `in_turn`, `lean`, `late` and `on_host` are what `run_streamed` takes.
     """
 
     updates: Mapping[int, int | None]
     shards: Mapping[int, tuple[int, ...]]
     partitions: Mapping[int, Partition]
     in_turn: bool
+    size: BlockSize = dataclasses.field(default_factory=BlockSize)
     lean: bool = False
     on_host: tuple[int, ...] = ()
+    late: bool = True
 
 
 def stream_state(
@@ -76,7 +79,11 @@ def stream_state(
         # Without a memory kind: traced as if everything were on the device.
         jaxpr = trace(flat, *(spec_of(_jax.aval_of(value)) for value in values))
         streamed = stream_update(
-            jaxpr, hosted.updates, per_device=hosted.shards, boundary=boundary
+            jaxpr,
+            hosted.updates,
+            per_device=hosted.shards,
+            size=hosted.size,
+            boundary=boundary,
         )
         out = run_streamed(
             dataclasses.replace(streamed, partitions=hosted.partitions),
@@ -85,6 +92,7 @@ def stream_state(
             boundary=boundary,
             lean=hosted.lean,
             on_host=hosted.on_host,
+            late=hosted.late,
         )
         return jax.tree.unflatten(results[-1], out)
 

@@ -14,18 +14,24 @@ import jax
 
 from . import _mlir
 from ._apply import StackPlan, StepPlan, apply_decisions
-from ._candidates import BodyCosts, Placement, make_body
+from ._candidates import (
+    BodyCosts,
+    Placement,
+    finest_shards,
+    make_body,
+    placed_values,
+)
 from ._compiled import LoweredProgram, put_in_host_memory
 from ._cost import cost_of_jaxpr, operation_seconds, program_seconds, seconds
-from ._cost_record import OperationCost, bytes_of
+from ._cost_record import OperationCost
 from ._lowered import shards_by_scope
 from ._machine import Target
-from ._pipeline import scope_name
 from ._planner import baselines
 from ._predict import MemoryPrediction, predict_memory
 from ._rewrite import Options
 from ._stack import LOOP_SCOPE
 from ._stages import (
+    OFFLOAD_LEAST_BYTES,
     Body,
     Decision,
     Decisions,
@@ -44,6 +50,7 @@ from ._state import (
 from ._stays import Staying, find_staying
 from ._stream import Hosted
 from ._trace import Step, TracedStack, store_all
+from ._update_blocks import BlockSize
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +61,9 @@ class Survey:
     (`state.body`); `staying` is state that is no candidate. `reserved_bytes` is what
     the layers need besides stored values, by the prediction for a program that stores
     everything, `update_reserved_bytes` what the step needs after them.
-    `without_offloads` says that JAX refused host memory in this step.
+    `without_offloads` says that JAX refused host memory in this step. Arrays under
+    `least_bytes` stay on the device. With `tight`, gradients are written to host memory
+    at once, even where that makes the next weights wait.
     """
 
     function: Callable[..., Any]
@@ -70,6 +79,8 @@ class Survey:
     without_offloads: bool = False
     state: State | None = None
     staying: tuple[Staying, ...] = ()
+    least_bytes: int = OFFLOAD_LEAST_BYTES
+    tight: bool = False
 
     def problem(
         self, device_bytes: int, host_bytes: int, correction: int = 0
@@ -158,6 +169,8 @@ class Survey:
             in_turn=self.target.platform != "tpu",
             lean=self._lean(chosen),
             on_host=self.state.leaves_of(updated_on_host(body, chosen)),
+            late=not self.tight,
+            size=BlockSize.least(self.least_bytes),
         )
 
     def _lean(self, chosen: Sequence[Decision | None]) -> bool:
@@ -195,8 +208,12 @@ def take_survey(
     step: Step,
     target: Target,
     options: Options,
+    least_bytes: int = OFFLOAD_LEAST_BYTES,
 ) -> Survey:
-    """Finds bytes and seconds of everything that a plan for `step` decides on."""
+    """Finds bytes and seconds of everything that a plan for `step` decides on.
+
+    Arrays under `least_bytes` stay on the device.
+    """
     blank = Survey(
         function=function,
         specs=specs,
@@ -208,16 +225,18 @@ def take_survey(
         reserved_bytes=0,
         update_reserved_bytes=0,
         unpriced=(),
+        least_bytes=least_bytes,
     )
     placements = _placements(blank)
     layers = tuple(
-        _body(traced, target, placements[name]) for name, traced in step.stacks.items()
+        _body(traced, target, placements[name], least_bytes)
+        for name, traced in step.stacks.items()
     )
     leaves = jax.tree.leaves(specs)
-    searched = search_state(step, leaves)
-    state = find_state(step, leaves, target, searched)
+    searched = search_state(step, leaves, least_bytes)
+    state = find_state(step, leaves, target, searched, least_bytes)
     bodies = (state.body, *layers) if state else layers
-    total = program_seconds(step.jaxpr, target.chip, shards=_shards(placements))
+    total = program_seconds(step.jaxpr, target.chip, shards=finest_shards(placements))
     inside = sum(
         b.count * (b.forward_seconds + b.backward_seconds + _all_stored(step, b))
         for b in layers
@@ -227,7 +246,7 @@ def take_survey(
         blank,
         bodies=bodies,
         state=state,
-        staying=find_staying(step, leaves, target, searched, state),
+        staying=find_staying(step, leaves, target, searched, state, least_bytes),
         other_seconds=max(0.0, total - inside),
         unpriced=cost_of_jaxpr(step.jaxpr).unpriced,
     )
@@ -338,26 +357,7 @@ def _placements(survey: Survey) -> dict[str, dict[int, Placement]]:
     lowered = survey.lower(StepPlan(stacks=plans), label=True)
     graph = _mlir.read_graph(lowered.compiler_ir())
     scopes = shards_by_scope(graph, "stowax.value.")
-    return {name: _placed(traced, scopes) for name, traced in stacks.items()}
-
-
-def _placed(traced: TracedStack, scopes: Mapping[str, Any]) -> dict[int, Placement]:
-    program, stack = traced.body.forward, traced.stack
-    placed: dict[int, Placement] = {}
-    for position, node in enumerate(program.nodes):
-        found = scopes.get(scope_name(stack.name, position))
-        if found is None:
-            continue
-        for number in node.outputs:
-            whole = bytes_of(program.avals[number])
-            placed[number] = Placement(
-                bytes=-(-whole // found.shards), shards=found.shards
-            )
-    # A layer's input lies as the layer's output does, being the next one's input.
-    for number, output in zip(stack.carry_inputs, program.outputs, strict=False):
-        if isinstance(output, int) and output in placed:
-            placed[number] = placed[output]
-    return placed
+    return {name: placed_values(traced, scopes) for name, traced in stacks.items()}
 
 
 def _spread(spec: Any) -> bool:
@@ -365,15 +365,11 @@ def _spread(spec: Any) -> bool:
     return sharding is not None and len(sharding.device_set) > 1
 
 
-def _shards(placements: Mapping[str, Mapping[int, Placement]]) -> int:
-    found = [p.shards for placed in placements.values() for p in placed.values()]
-    return max(found, default=1)
-
-
 def _body(
     traced: TracedStack,
     target: Target,
     placements: Mapping[int, Placement],
+    least_bytes: int,
 ) -> Body:
     program, chip = traced.body.forward, target.chip
 
@@ -394,5 +390,6 @@ def _body(
         # The CPU backend books no host memory: there, moving a value saves nothing.
         can_offload=target.platform != "cpu",
         points=(),
+        least_bytes=least_bytes,
     )
     return _with_storing(body, target)

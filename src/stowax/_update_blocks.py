@@ -36,6 +36,11 @@ class BlockSize:
     largest_bytes: int = 32 * _MEBIBYTE
     leaf_bytes: int = 4 * _MEBIBYTE
 
+    @classmethod
+    def least(cls, least_bytes: int) -> "BlockSize":
+        """Blocks where `least_bytes` are worth a copy of their own."""
+        return cls(smallest_bytes=least_bytes, leaf_bytes=4 * least_bytes)
+
     def target(self, leaf_bytes: int) -> int:
         """Bytes of a block of a leaf that has `leaf_bytes` on each device."""
         wanted = leaf_bytes // self.count

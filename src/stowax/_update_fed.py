@@ -26,19 +26,19 @@ def run_fed(
     args: Sequence[Any],
     env: Mapping[int, Any],
     boundary: Mapping[str, Emission],
-    how: tuple[bool, bool],
+    how: tuple[bool, bool, bool],
 ) -> list[Any]:
     """The outputs of the loop at `position`, some of them in host memory.
 
     **Arguments:** `args` are the step's flat inputs, `env` values on the device by
-    number; `how` are `in_turn` and `lean` of `run_streamed`.
+    number; `how` are `in_turn`, `lean` and `late` of `run_streamed`.
     """
     program, feeds = streamed.program, streamed.feeds
     node = program.nodes[position]
     emission = emission_of(node, boundary)
     if emission is None:
         raise ValueError(f"{node.equation} is no loop of a stack")
-    in_turn, lean = how
+    in_turn, lean, late = how
     fed = {
         number: _host_array(streamed, feeds.chains[number], args)
         for k in feeds.served[position]
@@ -49,7 +49,7 @@ def run_fed(
         for k in feeds.host_outputs(program, position)
     }
     # libtpu counts every place in memory: there, a gradient that waits is one more.
-    late = in_turn or emission.stack.separate
+    late = late and (in_turn or emission.stack.separate)
     values = operands(node, {**env, **fed})
     return emission.emit(values, to_host=gone, lean=lean, late=late)
 

@@ -58,6 +58,7 @@ def run_streamed(
     boundary: Mapping[str, Emission] | None = None,
     lean: bool = False,
     on_host: Collection[int] = (),
+    late: bool = True,
 ) -> list[Any]:
     """The step's flat outputs; those in `streamed.host_outputs` are in host memory.
 
@@ -65,9 +66,10 @@ def run_streamed(
     host memory. `in_turn` makes it a dependency that a block is written after another
     one of the same leaf is read. A GPU's compiler needs that (it would copy the whole
     buffer, in every iteration); a TPU's does not. `boundary` has the loops of stacks
-    that `streamed` was found with, `lean` is how they fetch parameters
-    (`_passes.HostPlan`). `on_host` are the inputs that the host's processor updates,
-    where the device has no part in it.
+    that `streamed` was found with, `lean` and `late` are how they fetch parameters and
+    write gradients (`_passes.HostPlan`; what is best for the compiler comes first).
+    `on_host` are the inputs that the host's processor updates, where the device has no
+    part in it.
     """
     program = streamed.program
     host = {i: args[i] for i in streamed.host_outputs.values()}
@@ -87,7 +89,8 @@ def run_streamed(
             continue
         node = program.nodes[item]
         if item in streamed.feeds.served:
-            out = run_fed(streamed, item, args, env, boundary or {}, (in_turn, lean))
+            how = in_turn, lean, late
+            out = run_fed(streamed, item, args, env, boundary or {}, how)
         else:
             out = bind(node.equation, operands(node, env))
         env.update(zip(node.outputs, out, strict=True))

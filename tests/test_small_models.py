@@ -1,0 +1,55 @@
+"""Models of a few MiB: what is worth a copy depends on how much there is in all."""
+
+import jax
+import jax.numpy as jnp
+
+import stowax
+from planned_models import compiled_total, plan, spec
+from stowax._stages import least_bytes
+
+LAYERS, ROWS, WIDTH = 10, 256, 256
+MIB = 2**20
+MATRIX = WIDTH * 4 * WIDTH * 4  # one layer's, of two
+X = ROWS * WIDTH * 4
+HIDDEN = ROWS * 4 * WIDTH * 4
+
+
+@stowax.stow
+def loss(weights, x):
+    """The layers of JAX's tutorial."""
+
+    def two_layers(x, weights):
+        w1, w2 = weights
+        return x @ w1 @ w2, None
+
+    return jnp.sum(jax.lax.scan(two_layers, x, weights)[0])
+
+
+def descent(weights, x):
+    value, grads = jax.value_and_grad(loss)(weights, x)
+    return jax.tree.map(lambda w, g: w - 0.01 * g, weights, grads), value
+
+
+def test_the_tutorials_layers_within_a_few_mebibytes():
+    shapes = spec(LAYERS, WIDTH, 4 * WIDTH), spec(LAYERS, 4 * WIDTH, WIDTH)
+    args = shapes, spec(ROWS, WIDTH)
+    found = plan(descent, *args, target="v5p-8", budget=8 * MIB)
+    assert found.fits
+    decisions = {d.name: d.decision for d in found.decisions if d.role == "activation"}
+    assert X < MIB  # under what is worth a copy in a larger model
+    assert decisions["layer input 0"] == "offload"
+    # Nothing but x is there from the start. At once, one layer's weights and gradients,
+    # what is between the two products and its cotangent; x, its cotangent, blocks.
+    at_once = 4 * MATRIX + 2 * HIDDEN
+    assert found.device_bytes <= X + at_once + 3 * X
+    assert found.host_bytes >= 2 * 2 * LAYERS * MATRIX + LAYERS * X
+    # The plan knows how small its blocks are.
+    assert compiled_total(found, descent, *args) == found.device_bytes
+
+
+def test_what_is_worth_a_copy():
+    assert least_bytes(2**40, 2**30) == MIB
+    # A small budget for a large model, or much memory for a small one, change nothing.
+    assert least_bytes(2 * MIB, 2**30) == MIB
+    assert least_bytes(2**30, 2 * MIB) == MIB
+    assert least_bytes(8 * MIB, 32 * MIB) == 32 * MIB // 128

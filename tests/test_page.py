@@ -62,6 +62,8 @@ def test_every_band_looks_different_and_neighbours_differ_in_both():
 def test_the_page_has_every_copy_hazard_and_decision():
     inspection = dataclasses.replace(found(), hazards=INSPECTION.hazards)
     page = inspection_page(inspection, PLAN)
+    ranges = call_of(page)["ranges"]
+    assert ranges["near"][1] < 64 * 1.5 < 142 < ranges["all"][1]  # GiB
     assert len(rows_of(page, "transfers")) == len(inspection.transfers) == 3
     (hazard,) = rows_of(page, "hazards")
     assert hazard[0] == "host-compute"
@@ -70,7 +72,7 @@ def test_the_page_has_every_copy_hazard_and_decision():
     points = {(row[0], row[1]) for row in rows_of(page, "points")}
     assert ("this plan", "this plan, compiled") in points
     assert ("keep all", "hand-written policies, predicted") in points
-    assert ("plan 1", "trials, compiled") in points
+    assert ("plan 1", "other trials, compiled") in points
     assert "64.0 GiB: fits" in page  # the budget
 
 
@@ -89,7 +91,7 @@ def test_names_from_the_program_are_text():
     assert NASTY in data["names"]  # whole, where only the script reads it
     assert rows_of(page, "peak-device")[0][3].endswith("&lt;b&gt;")
     # The scripts are those that we wrote, and end where we end them.
-    assert page.count("<script>") == page.count("</script>") == 3
+    assert page.count("<script>") == page.count("</script>") == 4
 
 
 def test_the_page_asks_nobody_for_anything():

@@ -2,7 +2,8 @@
 
 `Inspection.to_html` and `stowax inspect --html` write it. Made from records alone, so a
 saved inspection of another machine will do. Names are escaped (`_page_html`), what is
-drawn comes packed (`_page_data`) and moves by `page.js`.
+drawn comes packed (`_page_data`) and moves by `page.js`
+and `step.js`.
 """
 
 from .._inspect_record import Inspection
@@ -13,6 +14,7 @@ from ._page_data import curves_of, page_data, size_unit, step_end, time_unit
 from ._page_figures import (
     budget_figure,
     budget_of,
+    budget_ranges,
     library_script,
     step_figures,
 )
@@ -55,6 +57,7 @@ def inspection_page(inspection: Inspection, plan: PlanRecord | None = None) -> s
         {
             "step": step,
             "budget": budget,
+            "ranges": budget_ranges(plan) if plan is not None else None,
             "packed": packed(page_data(inspection)) if step else None,
             "units": units,
         }
@@ -68,7 +71,12 @@ def inspection_page(inspection: Inspection, plan: PlanRecord | None = None) -> s
         section("Largest places", *_places(inspection)),
         section("What the figures rest on", _small_print(inspection)),
     ]
-    scripts = [library_script(), asset("page.js"), f"start({call});"]
+    scripts = [
+        library_script(),
+        asset("step.js"),
+        asset("page.js"),
+        f"start({call});",
+    ]
     title = f"{inspection.program} on {inspection.target}"
     return document(title, "\n".join(part for part in parts if part), scripts)
 
@@ -163,7 +171,7 @@ def _step(inspection: Inspection) -> str:
 _HERE = (
     ("bytes", "number"),
     ("role", "text"),
-    ("name", "text"),
+    ("name", "long"),
     ("shape", "text"),
     ("where", "text"),
 )
@@ -216,7 +224,9 @@ def _plan(plan: PlanRecord) -> str:
         "Step time over device memory",
         '<p class="soft">Points that are known, nothing between them. What is '
         "predicted is the planner's model; what is compiled is simulated from the "
-        "schedule.</p>"
+        "schedule. Drag to zoom.</p>"
+        '<div class="buttons"><button type="button" data-near="yes">Near the budget'
+        '</button><button type="button" data-near="">All points</button></div>'
         '<div id="budget"></div>',
         points_table(plan),
     )

@@ -2,7 +2,7 @@
 
 A column per field and every name once: a program of 100,000 places makes a page of a
 few megabytes. All moments and all places are there; how many of them are drawn at a
-zoom is the script's business (`page.js`).
+zoom is the script's business (`step.js`).
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from typing import Any
 from .._inspect_record import Inspection
 from .._memory_record import MEMORY_ROLES, Loop, MemoryCurve, MemoryRole, Moment
 from .._timeline import LANES, Interval
+from ._layout import short_source
 
 RESERVED = "reserved, nothing in it"
 
@@ -185,11 +186,14 @@ def _curve(curve: MemoryCurve, loops: Sequence[Loop], names: _Names) -> dict[str
 
 
 def _title(loop: Loop) -> str:
-    """`40 × scan`: the trips, and the last word of a loop's name."""
-    words = [
-        word for word in loop.framework_name.split("/") if word not in ("while", "body")
-    ]
-    return f"{loop.trips} × {words[-1]}" if words and words[-1] else f"{loop.trips} ×"
+    """`40 × layers, forward`: the trips, and what the loop is, or where it stands."""
+    name = loop.framework_name
+    if "stowax_forward" in name or "stowax_backward" in name:
+        way = "backward" if "stowax_backward" in name else "forward"
+        return f"{loop.trips} × layers, {way}"
+    words = [w for w in name.split("/") if w not in ("while", "body", "")]
+    named = words[-1] if words and "(" not in words[-1] else short_source(loop.source)
+    return f"{loop.trips} × {named}".rstrip()
 
 
 def _loops(

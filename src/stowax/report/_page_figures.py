@@ -1,7 +1,7 @@
 """The page's drawings as Bokeh models: memory over the step, lanes, budget and time.
 
 Bokeh is the extra `[report]`, loaded when a page is asked for. The models come without
-most of their data: the page's script fills in what a zoom shows (`page.js`), found by
+most of their data: the page's script fills in what a zoom shows (`step.js`), found by
 the models' names. No callback is in them: the page forbids code from text.
 """
 
@@ -199,7 +199,7 @@ def _lanes_figure(inspection: Inspection, lanes: Sequence[str], axis: Any) -> An
     drawn.ygrid.grid_line_color = None
     looks: dict[str, dict[str, Any]] = {
         "busy": {"fill_color": COMPUTE},
-        "waits": {"fill_color": WAITS, "hatch_pattern": "x", "hatch_scale": 6},
+        "waits": {"fill_color": WAITS, "hatch_pattern": "x", "hatch_alpha": 0.6},
         "loops": {"fill_color": "#999999", "fill_alpha": 0.3, "line_color": "#777777"},
     }
     for name, look in looks.items():
@@ -231,16 +231,14 @@ def budget_figure(plan: PlanRecord) -> Any:
     """Known points of step time over memory, as JSON: policies, trials, this plan."""
     library = bokeh()
     models = library.models
-    sizes = [plan.device_bytes, *(b.device_bytes for b in plan.baselines)]
-    unit, unit_name = size_unit(max(sizes))
-    rate, rate_name = time_unit(max(plan.step_seconds, plan.model_seconds, 1e-6))
+    (unit, unit_name), (rate, rate_name) = _budget_units(plan)
     drawn = library.plotting.figure(
         name="budget-figure",
-        height=340,
+        height=400,
         sizing_mode="stretch_width",
         toolbar_location=None,
         min_border_left=_LEFT,
-        tools=[models.BoxZoomTool(), models.ResetTool()],
+        tools=[models.BoxZoomTool()],
     )
     drawn.xaxis.axis_label = f"device memory in {unit_name}"
     drawn.yaxis.axis_label = f"step time in {rate_name}"
@@ -259,25 +257,66 @@ def budget_figure(plan: PlanRecord) -> Any:
             "y",
             source=source,
             marker=marker,
-            size=12,
+            size=16 if marker == "star" else 12,
             fill_color=colour,
             line_color="#000000",
             legend_label=title,
         )
+        mine = title.startswith("this plan")
         drawn.text(
             x="x",
             y="y",
             text="name",
             source=source,
-            x_offset=9,
+            x_offset=-9 if mine else 9,
             y_offset=4,
+            text_align="right" if mine else "left",
             text_font_size="12px",
+            text_font_style="bold" if mine else "normal",
         )
     text = f"budget {format_bytes(plan.budget_bytes)}"
     _budget_line(drawn, plan.budget_bytes / unit, text, "height")
-    drawn.x_range.range_padding = drawn.y_range.range_padding = 0.2
-    drawn.legend.location = "top_right"
+    x_low, x_high, y_low, y_high = budget_ranges(plan)["near"]
+    drawn.x_range = models.Range1d(x_low, x_high, name="budget-x")
+    drawn.y_range = models.Range1d(y_low, y_high, name="budget-y")
+    drawn.add_layout(drawn.legend[0], "below")  # over no point
+    drawn.legend.ncols = 2
+    drawn.legend.border_line_alpha = 0
     return library.embed.json_item(drawn)
+
+
+def _budget_units(plan: PlanRecord) -> tuple[tuple[int, str], tuple[float, str]]:
+    return size_unit(plan.budget_bytes), time_unit(
+        max(plan.step_seconds, plan.model_seconds, 1e-6)
+    )
+
+
+def budget_ranges(plan: PlanRecord) -> dict[str, list[float]]:
+    """The ends of both axes, for all points and for those near the budget.
+
+    A policy that keeps everything needs many times the budget: beside it all others
+    would lie on one another.
+    """
+    (unit, _), (rate, _) = _budget_units(plan)
+    points = [point for _, _, _, some in budget_points(plan) for point in some]
+    seconds = max(plan.model_seconds, plan.step_seconds)
+    near = [
+        point
+        for point in points
+        if point[1] <= 1.5 * plan.budget_bytes and point[2] <= 1.5 * seconds
+    ]
+    ranges = {}
+    for name, chosen in (("near", near or points), ("all", points)):
+        sizes = [point[1] / unit for point in chosen] + [plan.budget_bytes / unit]
+        times = [point[2] / rate for point in chosen] or [0.0, 1.0]
+        ranges[name] = [*_with_room(sizes, 0.25), *_with_room(times, 0.15)]
+    return ranges
+
+
+def _with_room(values: Sequence[float], share: float) -> list[float]:
+    low, high = min(values), max(values)
+    room = share * (high - low) or 0.05 * high
+    return [max(0.0, low - room), high + room]
 
 
 Point = tuple[str, int, float]
@@ -293,7 +332,7 @@ def budget_points(
     trials: list[Point] = [
         (t.what, t.compiled_bytes, t.step_seconds)
         for t in plan.trials
-        if t.step_seconds
+        if t.step_seconds and t.compiled_bytes != plan.device_bytes
     ]
     predicted: list[Point] = []
     if plan.model_seconds:
@@ -304,6 +343,6 @@ def budget_points(
     return [
         ("hand-written policies, predicted", "circle", "#56B4E9", policies),
         ("this plan, predicted", "triangle", "#009E73", predicted),
-        ("trials, compiled", "square", "#E69F00", trials),
+        ("other trials, compiled", "square", "#E69F00", trials),
         ("this plan, compiled", "star", "#D55E00", compiled),
     ]

@@ -13,11 +13,18 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from ._layout import short_source
+
 MOST_ROWS = 1000
 """Rows of a table: more are no table that a person reads. What is left out is said."""
 
+_LONGEST = 60  # characters of a path of scopes
+
 Cell = tuple[Any, str]
 """What a column is sorted by, and the text that is shown."""
+
+Columns = Sequence[tuple[str, Literal["text", "long", "number"]]]
+"""The heads of a table; long texts break anywhere."""
 
 # The browser itself refuses every request, whatever a library may try.
 _POLICY = (
@@ -58,7 +65,7 @@ def asset(name: str) -> str:
 
 def sortable(
     title: str,
-    columns: Sequence[tuple[str, Literal["text", "number"]]],
+    columns: Columns,
     rows: Iterable[Sequence[Cell]],
     *,
     name: str,
@@ -87,12 +94,30 @@ def sortable(
     )
 
 
-def _row(row: Sequence[Cell], columns: Sequence[tuple[str, str]]) -> str:
+def _row(row: Sequence[Cell], columns: Columns) -> str:
     cells = "".join(
-        f'<td class="{kind}" data-sort="{escaped(key)}">{escaped(text)}</td>'
+        f'<td class="{kind}" data-sort="{escaped(key)}"{_whole(key, text)}>'
+        f"{escaped(text)}</td>"
         for (key, text), (_, kind) in zip(row, columns, strict=True)
     )
     return f"<tr>{cells}</tr>"
+
+
+def _whole(key: Any, text: str) -> str:
+    """What was cut, for the pointer to show."""
+    cut = isinstance(key, str) and key != text and key.endswith(text.lstrip("…"))
+    return f' title="{escaped(key)}"' if cut else ""
+
+
+def path_cell(path: str) -> Cell:
+    """A name of scopes by its end, which says most."""
+    short = path if len(path) <= _LONGEST else f"…{path[1 - _LONGEST :]}"
+    return path, short
+
+
+def source_cell(source: str) -> Cell:
+    """A source line by its file; the folder stands in what it is sorted by."""
+    return source, short_source(source)
 
 
 def facts_html(pairs: Iterable[tuple[str, str]]) -> str:

@@ -4,20 +4,19 @@ Records in, HTML out. Figures sort by what they are, not by how they are written
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 from .._inspect_record import Hazard, Inspection
 from .._memory_record import Block, MemoryCurve
 from .._plan_record import PlanRecord
 from .._program_record import CopyCheck, Transfer
 from .._units import format_bytes, format_seconds
+from ._decisions_text import stack_titles
 from ._layout import count_of
 from ._page_data import STYLES, bands_of, filled
 from ._page_figures import budget_points
-from ._page_html import Cell, escaped, sortable
+from ._page_html import Cell, Columns, escaped, path_cell, sortable, source_cell
 
 _PEAK_ROWS = 100
-_Columns = Sequence[tuple[str, Literal["text", "number"]]]
 
 
 def text_cell(text: str) -> Cell:
@@ -42,14 +41,14 @@ def number_cell(number: float) -> Cell:
 
 def hazards_table(hazards: Sequence[Hazard]) -> str:
     """The hazards, worst first."""
-    columns: _Columns = (
+    columns: Columns = (
         ("kind", "text"),
-        ("what", "text"),
-        ("where", "text"),
-        ("cost", "text"),
+        ("what", "long"),
+        ("where", "long"),
+        ("cost", "long"),
         ("times a step", "number"),
         ("time a step", "number"),
-        ("what to do", "text"),
+        ("what to do", "long"),
     )
     rows = [
         (
@@ -68,7 +67,7 @@ def hazards_table(hazards: Sequence[Hazard]) -> str:
 
 def transfers_table(transfers: Sequence[Transfer]) -> str:
     """The ledger: every copy between device and host, the most bytes first."""
-    columns: _Columns = (
+    columns: Columns = (
         ("direction", "text"),
         ("bytes a step", "number"),
         ("each", "number"),
@@ -76,11 +75,11 @@ def transfers_table(transfers: Sequence[Transfer]) -> str:
         ("on the link", "number"),
         ("waited for", "number"),
         ("manner", "text"),
-        ("serves", "text"),
+        ("serves", "long"),
+        ("where", "long"),
         ("starts at", "text"),
         ("waited for at", "text"),
-        ("where", "text"),
-        ("operation", "text"),
+        ("operation", "long"),
     )
     rows = [
         (
@@ -92,10 +91,10 @@ def transfers_table(transfers: Sequence[Transfer]) -> str:
             seconds_cell(transfer.exposed_seconds),
             text_cell("asynchronous" if transfer.asynchronous else "synchronous"),
             text_cell(transfer.serves or "–"),
+            source_cell(transfer.source),
             text_cell(transfer.start),
             text_cell(transfer.done),
-            text_cell(transfer.source),
-            text_cell(transfer.op_name),
+            path_cell(transfer.op_name),
         )
         for transfer in sorted(transfers, key=lambda t: -t.total_bytes)
     ]
@@ -117,8 +116,8 @@ def _totals(transfers: Sequence[Transfer]) -> str:
 
 def copies_table(copies: Sequence[CopyCheck]) -> str:
     """What a plan offloads, beside what the program moves of it."""
-    columns: _Columns = (
-        ("offloaded value", "text"),
+    columns: Columns = (
+        ("offloaded value", "long"),
         ("planned each way", "number"),
         ("copied out", "number"),
         ("copied in", "number"),
@@ -141,13 +140,13 @@ def copies_table(copies: Sequence[CopyCheck]) -> str:
 
 def peak_table(curve: MemoryCurve, kind: str) -> str:
     """The largest places at the peak."""
-    columns: _Columns = (
+    columns: Columns = (
         ("bytes", "number"),
         ("padding", "number"),
         ("role", "text"),
-        ("name", "text"),
+        ("name", "long"),
         ("shape", "text"),
-        ("where", "text"),
+        ("where", "long"),
         ("instruction", "text"),
     )
     blocks = curve.top(_PEAK_ROWS)
@@ -164,9 +163,9 @@ def _block_row(block: Block) -> tuple[Cell, ...]:
         bytes_cell(block.bytes),
         bytes_cell(block.padding),
         text_cell(block.role),
-        text_cell(block.framework_name),
+        path_cell(block.framework_name),
         text_cell(block.shape),
-        text_cell(block.source),
+        source_cell(block.source),
         text_cell(block.name),
     )
 
@@ -212,27 +211,28 @@ def _swatch(band: str) -> str:
 
 def decisions_table(plan: PlanRecord) -> str:
     """What the plan decided on each value, and why."""
-    columns: _Columns = (
-        ("value", "text"),
+    titles = stack_titles(plan)
+    columns: Columns = (
+        ("value", "long"),
         ("decision", "text"),
         ("of", "text"),
         ("role", "text"),
         ("all layers", "number"),
         ("one layer", "number"),
         ("layers", "number"),
-        ("where", "text"),
-        ("reason", "text"),
+        ("where", "long"),
+        ("reason", "long"),
     )
     rows = [
         (
             text_cell(value.name),
             text_cell(f"{value.decision} (pinned)" if value.pinned else value.decision),
-            text_cell(value.stack),
+            text_cell(titles.get(value.stack, value.stack)),
             text_cell(value.role),
             bytes_cell(value.bytes * value.count),
             bytes_cell(value.bytes),
             number_cell(value.count),
-            text_cell(value.source),
+            source_cell(value.source),
             text_cell(value.reason),
         )
         for value in sorted(plan.decisions, key=lambda d: -d.bytes * d.count)
@@ -242,7 +242,7 @@ def decisions_table(plan: PlanRecord) -> str:
 
 def points_table(plan: PlanRecord) -> str:
     """The points of the drawing of time over memory, as figures."""
-    columns: _Columns = (
+    columns: Columns = (
         ("point", "text"),
         ("what it is", "text"),
         ("device memory", "number"),
@@ -265,11 +265,11 @@ def points_table(plan: PlanRecord) -> str:
 
 def unpriced_table(inspection: Inspection) -> str:
     """What nobody gave a time for, and what it was taken to cost."""
-    columns: _Columns = (
-        ("not priced", "text"),
+    columns: Columns = (
+        ("not priced", "long"),
         ("times a step", "number"),
         ("taken to cost", "number"),
-        ("why", "text"),
+        ("why", "long"),
     )
     rows = [
         (

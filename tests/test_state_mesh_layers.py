@@ -6,7 +6,6 @@ devices; bytes, copies and collectives of programs compiled for chips that are n
 there, without planning: what is offloaded is given.
 """
 
-import dataclasses
 import math
 
 import jax
@@ -19,7 +18,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 import stowax
 from planned_models import QUICK, spec
 from planned_steps import CHOICES, plans
-from stowax import _update_find
 from stowax._apply import StepPlan, apply_decisions
 from stowax._compiled import put_in_host_memory
 from stowax._options import overlap_options
@@ -29,6 +27,7 @@ from stowax._rewrite import Options
 from stowax._state import find_state, partition_of, search_state, shard_shape
 from stowax._stream import Hosted
 from stowax._trace import trace_step
+from stowax._update_blocks import BlockSize
 from updates import SMALL
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -108,7 +107,7 @@ def arguments(form, mesh, layers, width):
     )
 
 
-def streamed(step, args, *, in_turn):
+def streamed(step, args, size, *, in_turn):
     """The step with all large state in host memory, and where that is."""
     traced = trace_step(step, args, Options())
     leaves = jax.tree.leaves(args)
@@ -120,6 +119,7 @@ def streamed(step, args, *, in_turn):
             shards={i: shard_shape(leaves[i]) for i in hosted},
             partitions={i: partition_of(leaves[i]) for i in hosted},
             in_turn=in_turn,
+            size=size,
         ),
     )
     return apply_decisions(step, decided, Options(), donate=traced.donate), hosted
@@ -140,14 +140,11 @@ def mesh_of(shape):
         ("second axis, bfloat16", (4, 2), True),
     ],
 )
-def test_twenty_steps_are_those_with_everything_on_the_device(
-    form, shape, in_turn, monkeypatch
-):
-    monkeypatch.setattr(_update_find, "BlockSize", lambda: SMALL)
+def test_twenty_steps_are_those_with_everything_on_the_device(form, shape, in_turn):
     args = arguments(form, mesh_of(shape), 3, 64)
     places = jax.tree.map(lambda spec: spec.sharding, args[0])
     step = step_of(form, places if form == "scan" else None)
-    planned, hosted = streamed(step, args, in_turn=in_turn)
+    planned, hosted = streamed(step, args, SMALL, in_turn=in_turn)
     draw = np.random.default_rng(0)
     flat = [
         jax.device_put((0.1 * draw.normal(size=s.shape)).astype(s.dtype), s.sharding)
@@ -193,13 +190,12 @@ MATRIX = WIDTH * 4 * WIDTH * 4
         ("second axis, bfloat16", "h200x8", (4, 2)),
     ],
 )
-def test_each_device_copies_its_own_part_of_a_layer(form, name, shape, monkeypatch):
-    blocks = dataclasses.replace(_update_find.BlockSize(), leaf_bytes=MIB)
-    monkeypatch.setattr(_update_find, "BlockSize", lambda: blocks)
+def test_each_device_copies_its_own_part_of_a_layer(form, name, shape):
+    blocks = BlockSize(leaf_bytes=MIB)
     target = target_or_skip(name)
     args = arguments(form, target.mesh(shape, AXES[: len(shape)]), LAYERS, WIDTH)
     on_tpu = target.platform == "tpu"
-    jitted, hosted = streamed(step_of(form), args, in_turn=not on_tpu)
+    jitted, hosted = streamed(step_of(form), args, blocks, in_turn=not on_tpu)
     program = target.compile(
         jitted,
         *put_in_host_memory(args, hosted),

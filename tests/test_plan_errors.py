@@ -1,5 +1,7 @@
 """What cannot be planned: one clear error each, in words that are tested."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -191,7 +193,7 @@ def test_shardings_that_do_not_divide():
         ({"pin": {"*": "stash"}}, "pin['*']: got 'stash'. Write 'keep', 'offload' or"),
         (
             {"forbid": ("unload",)},
-            "forbid: got 'unload'. Write 'offload' or 'recompute'",
+            "forbid: got 'unload'. Write 'offload', 'recompute' or 'host update'",
         ),
         ({"forbid": 3}, "forbid: got 3. Write decisions such as ('offload', "),
         ({"donate": (0,)}, "donate: got (0,). Write True, False, or None for where"),
@@ -337,14 +339,10 @@ def test_a_compile_out_of_memory_is_survived(monkeypatch):
     true = _survey.predict_memory
     asked = []
 
-    class Hopeful:
-        def __init__(self, prediction):
-            self.device_total = prediction.device_total // 4
-            self.host_total = prediction.host_total
-
     def hopeful(*args, **kwargs):
         asked.append(args)
-        return Hopeful(true(*args, **kwargs))
+        whole = true(*args, **kwargs)
+        return dataclasses.replace(whole, device_total=whole.device_total // 4)
 
     monkeypatch.setattr(_survey, "predict_memory", hopeful)
     args = arguments(layers=8, width=1024, rows=65536)

@@ -13,7 +13,7 @@ import pytest
 
 from page_records import LAYERS, MIB, NASTY, found, large
 from report_records import PLAN
-from stowax.report import inspection_page
+from stowax.report import differences_page, inspection_page
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -53,9 +53,10 @@ def browser(tmp_path_factory):
 def visit(browser, tmp_path):
     """Opens an inspection's page; at the end the console and the network are quiet."""
 
-    def visit(inspection, plan=None):
+    def visit(inspection, plan=None, *, page=None):
         path = tmp_path / "report.html"
-        path.write_text(inspection_page(inspection, plan), encoding="utf-8")
+        text = page or inspection_page(inspection, plan)
+        path.write_text(text, encoding="utf-8")
         browser.get_log("performance")
         browser.get_log("browser")
         browser.get(path.as_uri())
@@ -214,11 +215,11 @@ def test_names_from_the_program_stay_text(visit):
 
 def test_the_drawing_follows_light_and_dark(visit):
     browser = visit(found(), PLAN)
-    paper = "return window.stowaxStep.plots.lanes.model.background_fill_color"
-    assert browser.execute_script(paper) == "#ffffff"
+    ink = "return window.stowaxStep.plots.lanes.model.below[0].major_label_text_color"
+    assert browser.execute_script(ink) == "#1b1b1b"
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": dark})
-    assert wait(browser, f"{paper} === '#16181b'")
+    assert wait(browser, f"{ink} === '#ececec'")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
@@ -235,6 +236,31 @@ def test_a_hundred_thousand_places_are_drawn_as_wide_as_the_screen(visit):
         100, abs=2
     )
     assert "jit(step)/layers/" in hover(browser, "memory-device", 1.01, 1)
+
+
+def test_two_inspections_are_drawn_together(visit):
+    page = differences_page(found(), found(NASTY), ("plain", NASTY))
+    browser = visit(None, page=page)
+    lines = "return Bokeh.documents[0].get_model_by_name('over-time-figure')"
+    lines += ".renderers.filter(r => r.glyph.type === 'Step').length"
+    assert browser.execute_script(lines) == 2
+    assert browser.execute_script("return Bokeh.documents.length") == 2
+    assert browser.execute_script("return document.images.length") == 0
+
+
+def test_the_budget_curve_shows_what_is_near_and_everything(visit):
+    from selenium.webdriver.common.by import By
+
+    browser = visit(found(), PLAN)
+    end = "return Bokeh.documents.map(d => d.get_model_by_name('budget-x'))"
+    end += ".find(Boolean).end"
+    near = browser.execute_script(end)
+    assert 64 < near < 142  # GiB: the budget, and what keeping everything needs
+    button = browser.find_element(By.CSS_SELECTOR, '[data-near=""]')
+    button.send_keys("\ue007")
+    assert browser.execute_script(end) > 142
+    browser.find_element(By.CSS_SELECTOR, '[data-near="yes"]').send_keys(" ")
+    assert browser.execute_script(end) == near
 
 
 def test_the_totals_are_the_records(visit):

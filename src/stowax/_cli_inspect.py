@@ -4,7 +4,9 @@ Paths that cannot be written are refused before anything is compiled.
 """
 
 import json
+import pathlib
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,19 +15,25 @@ import click
 from . import _perfetto
 from ._cli_base import FINE, FOUND, command, json_option, target_option
 from ._errors import ArgumentError
-from ._files import check_writable
+from ._files import check_writable, write_whole
 from ._streams import only_result_on_stdout
 from ._user_file import load_step
 
 
 @click.command(short_help="Show what a compiled step really does.")
-@click.argument("where", metavar="FILE.py:FUNCTION")
+@click.argument("where", metavar="FILE.py:FUNCTION", required=False)
 @click.argument("plan_path", metavar="[PLAN.json]", required=False)
 @target_option
 @click.option(
     "--html",
     metavar="REPORT.html",
     help="Write a page for a browser, in one file (needs stowax[report]).",
+)
+@click.option(
+    "--compare",
+    nargs=2,
+    metavar="A.json B.json",
+    help="Show two saved inspections side by side; nothing is compiled.",
 )
 @click.option(
     "--perfetto",
@@ -41,10 +49,11 @@ from ._user_file import load_step
 @json_option
 @command
 def inspect(
-    where: str,
+    where: str | None,
     plan_path: str | None,
     target: str | None,
     html: str | None,
+    compare: tuple[str, str] | None,
     perfetto: str | None,
     measured: bool,
     as_json: bool,
@@ -61,6 +70,7 @@ def inspect(
       stowax inspect train.py:make plan.json --html report.html
       stowax inspect train.py:make plan.json --json > found.json
       stowax inspect found.json --html report.html
+      stowax inspect --compare plain.json planned.json --html both.html
       stowax inspect train.py:make plan.json --perfetto trace.json
       stowax inspect train.py:make --measure
     """  # noqa: D301
@@ -68,6 +78,21 @@ def inspect(
     from stowax.report import comparison_text, inspection_text
 
     _check_outputs(html, perfetto)
+    if compare is not None:
+        others = {
+            "--perfetto": perfetto,
+            "--json": as_json,
+            "--target": target,
+            "--measure": measured,
+            "FILE.py:FUNCTION": where,
+        }
+        return _compared(compare, html, others)
+    if where is None:
+        raise ArgumentError(
+            "FILE.py:FUNCTION",
+            "none",
+            "Name the step, or write --compare A.json B.json.",
+        )
     saved = where.endswith(".json")
     if saved and (measured or target):
         raise ArgumentError(
@@ -100,6 +125,36 @@ def inspect(
             click.echo(f"saved {html}", err=True)
     click.echo(text)
     return FOUND if found.hazards else FINE
+
+
+def _compared(
+    paths: tuple[str, str], html: str | None, others: Mapping[str, Any]
+) -> int:
+    """Two saved inspections, in the terminal and on a page."""
+    import stowax
+    from stowax.report import differences_page, differences_text
+
+    if given := [name for name, value in others.items() if value]:
+        raise ArgumentError(
+            given[0],
+            "it beside --compare",
+            "Leave it out: --compare reads what is saved.",
+        )
+    first, second = (stowax.load_inspection(path) for path in paths)
+    names = _names(paths)
+    if html is not None:
+        write_whole(html, differences_page(first, second, names), "--html")
+        click.echo(f"saved {html}", err=True)
+    click.echo(differences_text(first, second, names))
+    return FINE
+
+
+def _names(paths: tuple[str, str]) -> tuple[str, str]:
+    """What to call two files: their names, or more of the path where those agree."""
+    one, other = (pathlib.Path(path) for path in paths)
+    if one.stem != other.stem:
+        return one.stem, other.stem
+    return (paths[0], paths[1]) if paths[0] != paths[1] else ("first", "second")
 
 
 def _check_outputs(html: str | None, perfetto: str | None) -> None:

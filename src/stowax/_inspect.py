@@ -46,6 +46,11 @@ class Inspection(_inspect_record.Inspection):
 
         return inspection_text(self)
 
+    def _repr_html_(self) -> str:
+        from .report import inspection_html
+
+        return inspection_html(self)
+
     def to_html(
         self, path: str | os.PathLike[str], plan: PlanRecord | None = None
     ) -> None:

@@ -184,6 +184,11 @@ class Plan(PlanRecord):
 
         return plan_text(self)
 
+    def _repr_html_(self) -> str:
+        from .report import plan_html
+
+        return plan_html(self)
+
 
 def load_plan(path: Any) -> Plan:
     """A plan from a file that `Plan.save` wrote.

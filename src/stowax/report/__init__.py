@@ -5,7 +5,11 @@ reads the same in a log file. No JAX: a plan made beside a TPU is read on a lapt
 """
 
 from ._comparison_text import comparison_text as comparison_text
+from ._differences_page import differences_page as differences_page
+from ._differences_text import differences_text as differences_text
 from ._inspection_text import inspection_text as inspection_text
+from ._notebook import inspection_html as inspection_html
+from ._notebook import plan_html as plan_html
 from ._page import inspection_page as inspection_page
 from ._page_figures import check_page_library as check_page_library
 from ._plan_text import plan_text as plan_text

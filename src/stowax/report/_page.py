@@ -56,7 +56,7 @@ def inspection_page(inspection: Inspection, plan: PlanRecord | None = None) -> s
     call = json_in_script(
         {
             "step": step,
-            "budget": budget,
+            "drawings": {"budget": budget} if budget else {},
             "ranges": budget_ranges(plan) if plan is not None else None,
             "packed": packed(page_data(inspection)) if step else None,
             "units": units,
@@ -164,7 +164,8 @@ def _step(inspection: Inspection) -> str:
         '<div id="drawing"></div><div id="cursor"></div><div id="tip"></div></div>'
         '<p id="reading" role="status" aria-live="polite"></p>'
         f'<p class="soft">{_KEYS} Blue: the device or a link is busy. Red with '
-        f"crosses: the device waits.</p>{_beside(inspection)}"
+        "crosses: the device waits. Where something is too short to be drawn, the "
+        f"height of a bar is its share of the time.</p>{_beside(inspection)}"
     )
 
 

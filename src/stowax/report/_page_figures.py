@@ -107,7 +107,23 @@ def _plain_figure(name: str, height: int, axis: Any) -> Any:
         ],
     )
     drawn.xgrid.grid_line_alpha = drawn.ygrid.grid_line_alpha = 0.6
+    return see_through(drawn)
+
+
+def see_through(drawn: Any) -> Any:
+    """The figure on the page's own ground: Bokeh's white would stay at its edges."""
+    drawn.background_fill_color = drawn.border_fill_color = None
     return drawn
+
+
+def legend_below(drawn: Any, columns: int) -> None:
+    """The legend where it hides no point."""
+    legend = drawn.legend[0]
+    drawn.add_layout(legend, "below")
+    legend.ncols = columns
+    legend.location = "center"
+    legend.margin, legend.padding, legend.spacing = 0, 4, 16
+    legend.border_line_alpha = 0
 
 
 def _memory_figure(
@@ -279,9 +295,8 @@ def budget_figure(plan: PlanRecord) -> Any:
     x_low, x_high, y_low, y_high = budget_ranges(plan)["near"]
     drawn.x_range = models.Range1d(x_low, x_high, name="budget-x")
     drawn.y_range = models.Range1d(y_low, y_high, name="budget-y")
-    drawn.add_layout(drawn.legend[0], "below")  # over no point
-    drawn.legend.ncols = 2
-    drawn.legend.border_line_alpha = 0
+    legend_below(drawn, 2)
+    see_through(drawn)
     return library.embed.json_item(drawn)
 
 

@@ -69,11 +69,13 @@ def sortable(
     rows: Iterable[Sequence[Cell]],
     *,
     name: str,
+    seen: bool = True,
 ) -> str:
     """A table with a button over each column that sorts by it.
 
     **Arguments:** `rows` have a `Cell` per column, `name` is unique in the page. A
-    table without rows is nothing at all.
+    title that the heading above says already need not be `seen`. A table without rows
+    is nothing at all.
     """
     rows = list(rows)
     if not rows:
@@ -85,11 +87,12 @@ def sortable(
     )
     body = "\n".join(_row(row, columns) for row in rows[:MOST_ROWS])
     more = len(rows) - MOST_ROWS
+    hidden = "" if seen else ' class="unseen"'
     rest = f"<p>The first {MOST_ROWS}; {more} more are not listed.</p>" * (more > 0)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(title)}">'
         f'<table id="{escaped(name)}" class="sortable">'
-        f"<caption>{escaped(title)}</caption><thead><tr>{heads}</tr></thead>"
+        f"<caption{hidden}>{escaped(title)}</caption><thead><tr>{heads}</tr></thead>"
         f"<tbody>\n{body}\n</tbody></table></div>{rest}"
     )
 

@@ -57,7 +57,7 @@ function paint(models) {
   for (const model of models) {
     const set = (found) => model.setv(found);
     if (model.type === "Figure") {
-      set({ background_fill_color: paper, border_fill_color: null, outline_line_color: line });
+      set({ outline_line_color: line });
     } else if (model.type.endsWith("Axis")) {
       set({ axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: ink,
         major_tick_line_color: ink, minor_tick_line_color: ink });
@@ -93,12 +93,12 @@ function chooseRange(ranges) {
   }
 }
 
-async function start({ step, budget, ranges, packed, units }) {
+async function start({ step, drawings, ranges, packed, units }) {
   sortTables();
-  if (budget) {
-    await Bokeh.embed.embed_item(budget, "budget");
-    chooseRange(ranges);
+  for (const [place, item] of Object.entries(drawings)) {
+    await Bokeh.embed.embed_item(item, place);
   }
+  if (ranges) chooseRange(ranges);
   if (step) {
     const [data, views] = await Promise.all([unpack(packed), Bokeh.embed.embed_item(step, "drawing")]);
     window.stowaxStep = new Step(data, views, units);

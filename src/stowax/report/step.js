@@ -14,7 +14,6 @@ function lastUpTo(sorted, value) {
 }
 
 const MOST_TIMES = 1000; // of one interval: no stack of layers is deeper
-
 // Every time of every interval of a lane, in order of their starts.
 function spread(lane) {
   const times = [];
@@ -53,8 +52,7 @@ class Step {
     this.drawn = {};
     for (const name of [...Object.keys(data.curves).map((k) => `memory-${k}`), "lanes"]) {
       const model = this.doc.get_model_by_name(name);
-      if (model) this.plots[name] = views.find_one_by_id
-        ? views.find_one_by_id(model.id) : findView(views.roots[0], model);
+      if (model) this.plots[name] = findView(views.roots[0], model);
     }
     this.kinds = Object.keys(data.curves);
     for (const kind of this.kinds) {
@@ -79,14 +77,14 @@ class Step {
 
   show(low, high) {
     const shortest = this.data.end / 1e6, end = this.data.end;
-    let width = Math.min(end, Math.max(shortest, high - low));
+    const width = Math.min(end, Math.max(shortest, high - low));
     const start = Math.min(Math.max(0, low), end - width);
     this.axis.setv({ start: start / this.scale, end: (start + width) / this.scale });
   }
 
-  zoom(factor, around = this.now) {
+  zoom(factor) {
     const [low, high] = this.range;
-    const centre = around >= low && around <= high ? around : (low + high) / 2;
+    const centre = this.now >= low && this.now <= high ? this.now : (low + high) / 2;
     this.show(centre - (centre - low) * factor, centre + (high - centre) * factor);
   }
 
@@ -144,28 +142,42 @@ class Step {
       for (let i = 0; i < start.length && start[i] <= high; i++) {
         if (end[i] < low) continue;
         const kind = lane.waits[which[i]] ? "waits" : "busy", before = last[kind];
-        const small = end[i] - start[i] < pixel || (before && before[1] - before[0] < pixel);
-        // What is narrower than a pixel is drawn together with its neighbour.
-        if (before && small && start[i] - before[1] < pixel / 2) {
-          before[1] = Math.max(before[1], end[i]);
+        const part = { from: start[i], to: end[i], spent: end[i] - start[i], row: k + shift };
+        // What is narrower than a pixel is drawn together with its neighbours; how high
+        // says what share of the time they take.
+        const together = before?.small && part.spent < pixel &&
+          part.from - before.to < 3 * pixel && part.to - before.from < 4 * pixel;
+        if (together) {
+          before.to = Math.max(before.to, part.to);
+          before.spent += part.spent;
         } else {
-          parts[kind].push((last[kind] = [start[i], end[i], k + shift]));
+          part.small = part.spent < pixel;
+          parts[kind].push((last[kind] = part));
         }
       }
     });
-    const quads = (list, texts) => ({
-      left: list.map((p) => p[0] / this.scale), right: list.map((p) => p[1] / this.scale),
-      top: list.map((p) => -p[2] + 0.36), bottom: list.map((p) => -p[2] - 0.36),
-      text: texts || list.map(() => ""),
-    });
-    const loops = this.data.loops.map(([from, to]) => [from, to, 0]);
-    const fitting = this.data.loops.map(([from, to, title]) => {
+    const bars = (list) => {
+      const widths = list.map((p) => Math.max(p.to - p.from, p.small ? 4 * pixel : pixel));
+      const heights = list.map((p, i) => 0.72 * (p.small ? Math.max(0.12, p.spent / widths[i]) : 1));
+      return {
+        left: list.map((p) => p.from / this.scale),
+        right: list.map((p, i) => (p.from + widths[i]) / this.scale),
+        top: list.map((p, i) => -p.row - 0.36 + Math.min(0.72, heights[i])),
+        bottom: list.map((p) => -p.row - 0.36),
+        text: list.map(() => ""),
+      };
+    };
+    const loops = this.data.loops;
+    const fitting = loops.map(([from, to, title]) => {
       const room = Math.floor((to - from) / pixel / 6.3) - 1;
       return room >= title.length ? title : room >= title.split("×")[0].length + 1 ? title.split("×")[0] + "×" : "";
     });
-    this.doc.get_model_by_name("busy-source").data = quads(parts.busy);
-    this.doc.get_model_by_name("waits-source").data = quads(parts.waits);
-    this.doc.get_model_by_name("loops-source").data = quads(loops, fitting);
+    this.doc.get_model_by_name("busy-source").data = bars(parts.busy);
+    this.doc.get_model_by_name("waits-source").data = bars(parts.waits);
+    this.doc.get_model_by_name("loops-source").data = {
+      left: loops.map(([from]) => from / this.scale), right: loops.map(([, to]) => to / this.scale),
+      top: loops.map(() => 0.36), bottom: loops.map(() => -0.36), text: fitting,
+    };
   }
 
   // --- reading ---

@@ -77,8 +77,8 @@ def found(name="weights"):
     for k in range(LAYERS):
         at = 1 + k / 2
         shown = {"parameter": 100, "kept_activation": 80, "loop": "forward", "trip": k}
-        moments.append(moment(at, 1, 80 - 20 * k, **shown))
-        moments.append(moment(at + 0.2, 3, 80 - 20 * k, workspace=50, **shown))
+        moments.append(moment(at, 2, 60 - 20 * k, **shown))
+        moments.append(moment(at + 0.2, 3, 60 - 20 * k, workspace=50, **shown))
     for k in range(LAYERS):
         at = 3 + k / 2
         shown = {"parameter": 100, "kept_activation": 80, "loop": "back", "trip": k}

@@ -43,10 +43,13 @@ def rows_of(page, name):
 def test_bands_are_the_bytes_by_role_and_what_is_reserved_is_apart():
     curve = found().memory_timeline.device
     assert bands_of(curve) == ["parameter", "kept activation", RESERVED, "workspace"]
-    for moment in curve.moments:
-        amounts = filled(moment)
-        assert sum(amounts.values()) == moment.total
-        assert amounts[RESERVED] == moment.empty
+    amounts = filled(curve, found().memory_timeline.loops)
+    for moment, by_band in zip(curve.moments, amounts, strict=True):
+        assert sum(by_band.values()) == moment.total
+        assert by_band[RESERVED] == moment.empty
+        # All that is empty here is in the stack.
+        kept = moment.bytes[MEMORY_ROLES.index("kept activation")]
+        assert by_band["kept activation"] == kept - moment.empty
     data = page_data(found())["curves"]["device"]
     assert [sum(column) for column in zip(*data["values"], strict=True)] == [
         moment.total for moment in curve.moments

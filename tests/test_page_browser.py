@@ -139,14 +139,14 @@ def hover(browser, name, x, y):
 
 def test_the_pointer_reads_the_place_below_it(visit):
     browser = visit(found(), PLAN)
-    # At 2.1 s: 100 MiB of weights, above them the stack of which 60 of 80 hold nothing.
+    # 100 MiB of weights, above them the stack, of which 40 of 80 hold nothing yet.
     tip = hover(browser, "memory-device", 1.6, 50)
     assert "180.0 MiB of device memory" in tip or "230.0 MiB of device memory" in tip
     assert "trip 2 of 4 × forward" in tip
     assert "jit(step)/layers/weights" in tip
     assert "100.0 MiB" in tip
     assert "/home/me/model.py:10" in tip
-    assert "reserved, nothing in it: 60.0 MiB" in hover(
+    assert "reserved, nothing in it: 40.0 MiB" in hover(
         browser, "memory-device", 1.6, 160
     )
     assert "layer\n400.00 ms, 4 times a step" in hover(browser, "lanes", 1.6, -1)

@@ -21,6 +21,7 @@ from ._memory_record import (
     MemoryRole,
     MemoryTimeline,
     Moment,
+    held_part,
 )
 from ._memory_roles import facts_of, role_of, telling
 from ._program_record import HOST_SPACE, Program
@@ -276,8 +277,9 @@ class _Walk:
         return {int(position) for position in found} | ({first} if inside else set())
 
     def _moment(self, position: int, inside: Loop | None, trip: int) -> Moment:
+        body = inside.body if inside else ""
         empty = sum(
-            round(b.bytes * (1 - self._held(b, position, inside, trip)))
+            round(b.bytes * (1 - held_part(b, position, body, trip, self.places)))
             for b in self.blocks
             if b.first <= position <= b.last
         )
@@ -286,24 +288,6 @@ class _Walk:
             position=position,
             bytes=tuple(int(n) for n in self.alive[position]),
             empty=empty,
-            loop=inside.body if inside else "",
+            loop=body,
             trip=trip,
         )
-
-    def _held(
-        self, block: Block, position: int, inside: Loop | None, trip: int
-    ) -> float:
-        """The part of a stack that holds a layer's value which is still to be read."""
-        fill, drain = (
-            self.places.get(block.filled_in),
-            self.places.get(block.emptied_in),
-        )
-        if fill is not None and position <= fill.last:
-            if position < fill.first:
-                return 0.0
-            return (trip + 1) / fill.trips if inside is fill else 1.0
-        if drain is not None and position >= drain.first:
-            if position > drain.last:
-                return 0.0
-            return 1 - trip / drain.trips if inside is drain else 1.0
-        return 1.0

@@ -6,7 +6,7 @@ what each is for, `_memory_curve` puts them over the time of a step. No JAX in h
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 MemoryRole = Literal[
@@ -113,6 +113,26 @@ class Loop:
     last: int
     framework_name: str
     source: str
+
+
+def held_part(
+    block: Block, position: int, loop: str, trip: int, loops: Mapping[str, Loop]
+) -> float:
+    """The part of a stack that holds a layer's value which is still to be read.
+
+    **Arguments:** `position`, `loop` and `trip` are those of a `Moment`, `loops` has
+    each by its body's name. What is no stack holds something all of the time.
+    """
+    fill, drain = loops.get(block.filled_in), loops.get(block.emptied_in)
+    if fill is not None and position <= fill.last:
+        if position < fill.first:
+            return 0.0
+        return (trip + 1) / fill.trips if loop == fill.body else 1.0
+    if drain is not None and position >= drain.first:
+        if position > drain.last:
+            return 0.0
+        return 1 - trip / drain.trips if loop == drain.body else 1.0
+    return 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,7 +185,7 @@ def _beside(inspection: Inspection) -> str:
         return ""
     heads = "".join(f'<th class="{kind}">{name}</th>' for name, kind in _HERE)
     return (
-        f'<div class="two">{legend_table(getattr(memory, kinds[0]))}'
+        f'<div class="two">{legend_table(getattr(memory, kinds[0]), memory.loops)}'
         '<div class="scroll" tabindex="0" role="region" '
         'aria-label="Largest places here"><table id="here">'
         "<caption>Largest places at the dashed line</caption>"

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._inspect_record import Inspection
-from .._memory_record import MEMORY_ROLES, Loop, MemoryCurve, MemoryRole, Moment
+from .._memory_record import (
+    MEMORY_ROLES,
+    Loop,
+    MemoryCurve,
+    MemoryRole,
+    Moment,
+    held_part,
+)
 from .._timeline import LANES, Interval
 from ._layout import short_source
 
@@ -32,16 +39,6 @@ STYLES: dict[MemoryRole | str, tuple[str, str]] = {
     "gradient": ("#009E73", "-"),
     "workspace": ("#D9D9D9", "."),
 }
-
-# Stacks are made for these; what holds nothing is taken off them in this order.
-STACKED: tuple[MemoryRole, ...] = (
-    "kept activation",
-    "offloaded",
-    "gradient",
-    "offload in flight",
-    "recomputed",
-    "workspace",
-)
 
 _UNITS_OF_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _UNITS_OF_SIZE = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -139,26 +136,33 @@ def bands_of(curve: MemoryCurve) -> list[str]:
     """The bands of a curve from the bottom up: roles, and what stacks reserve."""
     bands: list[str] = list(roles_of(curve))
     if any(moment.empty for moment in curve.moments):
-        first = next((role for role in STACKED if role in bands), bands[-1])
+        stacks = {b.role for b in curve.blocks if b.filled_in or b.emptied_in}
+        first = next((role for role in bands if role in stacks), bands[-1])
         bands.insert(bands.index(first) + 1, RESERVED)
     return bands
 
 
-def filled(moment: Moment) -> dict[str, int]:
-    """Bytes of a moment by band, stacks without the part that holds nothing."""
-    found: dict[str, int] = dict(zip(MEMORY_ROLES, moment.bytes, strict=True))
-    left = moment.empty
-    for role in STACKED:
-        taken = min(left, found[role])
-        found[role] -= taken
-        left -= taken
-    return {**found, RESERVED: moment.empty - left}
+def filled(curve: MemoryCurve, loops: Sequence[Loop]) -> list[dict[str, int]]:
+    """Bytes by band at each moment, stacks without the part that holds nothing."""
+    bodies = {loop.body: loop for loop in loops}
+    stacks = [b for b in curve.blocks if b.filled_in or b.emptied_in]
+    found = []
+    for moment in curve.moments:
+        here = dict(zip((*MEMORY_ROLES, RESERVED), (*moment.bytes, 0), strict=True))
+        at = (moment.position, moment.loop, moment.trip, bodies)
+        for block in stacks if moment.empty else ():
+            if block.first <= moment.position <= block.last:
+                empty = round(block.bytes * (1 - held_part(block, *at)))
+                here[block.role] -= empty
+                here[RESERVED] += empty
+        found.append(here)
+    return found
 
 
 def _curve(curve: MemoryCurve, loops: Sequence[Loop], names: _Names) -> dict[str, Any]:
     bodies = {loop.body: loop for loop in loops}
     bands = bands_of(curve)
-    amounts = [filled(moment) for moment in curve.moments]
+    amounts = filled(curve, loops)
     moments, blocks = curve.moments, curve.blocks
     return {
         "peak": curve.peak_bytes,
@@ -186,14 +190,15 @@ def _curve(curve: MemoryCurve, loops: Sequence[Loop], names: _Names) -> dict[str
 
 
 def _title(loop: Loop) -> str:
-    """`40 × layers, forward`: the trips, and what the loop is, or where it stands."""
+    """`40 × model.py:7, forward`: the trips, and what the loop is or where it is."""
     name = loop.framework_name
-    if "stowax_forward" in name or "stowax_backward" in name:
-        way = "backward" if "stowax_backward" in name else "forward"
-        return f"{loop.trips} × layers, {way}"
+    ours = "stowax_forward" in name or "stowax_backward" in name
     words = [w for w in name.split("/") if w not in ("while", "body", "")]
-    named = words[-1] if words and "(" not in words[-1] else short_source(loop.source)
-    return f"{loop.trips} × {named}".rstrip()
+    what = words[-1] if words and "(" not in words[-1] else short_source(loop.source)
+    way = "backward" if "transpose(" in name or "stowax_backward" in name else ""
+    way = way or ("forward" if "jvp(" in name or ours else "")
+    parts = ("layers" if ours else what, way)
+    return f"{loop.trips} × {', '.join(part for part in parts if part)}".rstrip()
 
 
 def _loops(

@@ -3,10 +3,11 @@
 Records in, HTML out. Figures sort by what they are, not by how they are written.
 """
 
+import itertools
 from collections.abc import Sequence
 
 from .._inspect_record import Hazard, Inspection
-from .._memory_record import Block, MemoryCurve
+from .._memory_record import Block, Loop, MemoryCurve
 from .._plan_record import PlanRecord
 from .._program_record import CopyCheck, Transfer
 from .._units import format_bytes, format_seconds
@@ -170,12 +171,10 @@ def _block_row(block: Block) -> tuple[Cell, ...]:
     )
 
 
-def legend_table(curve: MemoryCurve) -> str:
+def legend_table(curve: MemoryCurve, loops: Sequence[Loop]) -> str:
     """The bands from the top down: colour and pattern, bytes here and at the peak."""
-    at_peak = next(
-        (m for m in curve.moments if m.position == curve.peak_position), None
-    )
-    amounts = filled(at_peak) if at_peak is not None else {**curve.by_role()}
+    at_peak = [m.position == curve.peak_position for m in curve.moments]
+    amounts = next(itertools.compress(filled(curve, loops), at_peak), {})
     rows = "".join(
         f'<tr><th scope="row"><span class="swatch" style="{_swatch(band)}"></span>'
         f'{escaped(band)}</th><td class="number" data-band="{escaped(band)}">–</td>'

@@ -1,8 +1,6 @@
 // The step's drawing: what a zoom shows, what the pointer or an arrow key reads.
 "use strict";
 
-// --- searching ----------------------------------------------------------------------
-
 // The last place in `sorted` whose value is not above `value`, or 0.
 function lastUpTo(sorted, value) {
   let low = 0, high = sorted.length;
@@ -11,6 +9,15 @@ function lastUpTo(sorted, value) {
     if (sorted[middle] <= value) low = middle + 1; else high = middle;
   }
   return Math.max(0, low - 1);
+}
+
+// The highest of the moments at one time: what costs no time leaves several.
+function momentAt(curve, seconds) {
+  let best = lastUpTo(curve.seconds, seconds);
+  for (let i = best; i >= 0 && curve.seconds[i] === curve.seconds[best]; i--) {
+    if (curve.total[i] > curve.total[best]) best = i;
+  }
+  return best;
 }
 
 const MOST_TIMES = 1000; // of one interval: no stack of layers is deeper
@@ -39,8 +46,6 @@ function spread(lane) {
     which: Uint32Array.from(times, (t) => t[2]),
   };
 }
-
-// --- the step -----------------------------------------------------------------------
 
 class Step {
   constructor(data, views, units) {
@@ -180,8 +185,6 @@ class Step {
     };
   }
 
-  // --- reading ---
-
   alive(kind, moment, most = Infinity, role = -1) {
     const curve = this.data.curves[kind], { first, last } = curve.blocks;
     const position = curve.position[moment], found = [];
@@ -232,7 +235,7 @@ class Step {
   }
 
   tipOfMemory(kind, seconds, height) {
-    const curve = this.data.curves[kind], moment = lastUpTo(curve.seconds, seconds);
+    const curve = this.data.curves[kind], moment = momentAt(curve, seconds);
     const lines = [`${size(curve.total[moment])} of ${kind} memory at ${this.where(kind, moment)}`];
     const found = this.pick(kind, moment, height);
     if (found) lines.push(`${found.band}: ${size(found.much)}`);
@@ -270,11 +273,11 @@ class Step {
       this.say(`${time(this.now)}. ${this.tipOfLane(this.now, this.data.loops.length ? 1 : 0)}`);
       return;
     }
-    const curve = this.data.curves[kind], moment = lastUpTo(curve.seconds, this.now);
+    const curve = this.data.curves[kind], moment = momentAt(curve, this.now);
     const largest = this.alive(kind, moment, 12).map((b) => this.describe(kind, b));
     const top = largest[0];
     const host = this.data.curves.host && kind !== "host"
-      ? `, ${size(this.data.curves.host.total[lastUpTo(this.data.curves.host.seconds, this.now)])} of host memory` : "";
+      ? `, ${size(this.data.curves.host.total[momentAt(this.data.curves.host, this.now)])} of host memory` : "";
     this.say(`${this.where(kind, moment)}: ${size(curve.total[moment])} of ${kind} memory${host}.` +
       (top ? ` Largest: ${top.role}, ${size(top.bytes)}, ${top.framework || top.name}${top.source ? `, ${top.source}` : ""}.` : ""));
     for (const cell of document.querySelectorAll("[data-band]")) {
@@ -308,8 +311,6 @@ class Step {
     line.style.display = this.now < low || this.now > high ? "none" : "block";
     line.style.left = `${frame.bbox.left + ((this.now - low) / (high - low)) * frame.bbox.width}px`;
   }
-
-  // --- pointer and keys ---
 
   listen() {
     this.axis.change.connect(() => this.later());

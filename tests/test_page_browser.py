@@ -172,6 +172,27 @@ def test_keys_move_zoom_and_find_the_peak(visit):
     assert shown(browser) == [0, 6]
 
 
+def test_the_tab_key_reaches_everything_and_shows_where_it_is(visit):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser = visit(found(), PLAN)
+    reached, styles = [], []
+    for _ in range(40):
+        ActionChains(browser).send_keys("\ue004").perform()
+        where, style = browser.execute_script(
+            "const e = document.activeElement, t = e.closest('table');"
+            "return [e.id || e.dataset.do || (t ? t.id : e.getAttribute('aria-label')),"
+            "getComputedStyle(e).outlineStyle]"
+        )
+        reached += [where] if reached[-1:] != [where] else []
+        styles.append(style)
+    assert reached[:5] == ["in", "out", "all", "peak", "step"]
+    assert "Largest places here" in reached
+    assert "transfers" in reached
+    assert set(styles) <= {"solid", "none"}
+    assert styles[:5] == ["solid"] * 5
+
+
 def test_a_drag_zooms_and_the_buttons_bring_the_step_back(visit):
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By

@@ -184,6 +184,9 @@ def test_an_offloaded_stack_lies_in_host_memory(target):
     assert any(b.role == "offload in flight" for b in device.blocks)
     roles = {b.role for b in device.blocks}
     assert {"parameter", "optimizer state", "batch"} <= roles
+    # It is still there when the backward loop begins to fetch it.
+    backward = found.memory_timeline.loops[-1]
+    assert all(block.last >= backward.first for block in offloaded)
 
 
 def test_padding_is_what_the_tiles_of_a_tpu_add():

@@ -26,6 +26,7 @@ from ._hlo_loops import body_and_condition
 from ._hlo_proto import PRIMITIVE_TYPES, BufferAssignment
 from ._hlo_reader import Reader
 from ._memory_places import Layout, Member, Place
+from ._program_record import HOST_SPACE
 
 _FREE, _SHARE = 1, 2
 _MOST_HOPS = 8
@@ -131,6 +132,7 @@ class _LayoutReader:
         groups: dict[Any, list[int]] = {}
         alive: dict[Any, int] = {}  # how many of a group are not freed yet
         began: dict[Any, int] = {}
+        freed: list[tuple[list[int], int, int]] = []
         now = 0
         for event in trace.events:
             buffer: Any = event.buffer_id
@@ -138,10 +140,11 @@ class _LayoutReader:
                 group = first_of.get(buffer, buffer)
                 alive[group] = alive.get(group, 1) - 1
                 if not alive[group]:
-                    yield groups.pop(group), began.pop(group), now
+                    freed.append((groups.pop(group), began.pop(group), now))
                 continue
             if found := self.by_name.get(event.instruction_name):
                 now = max(now, self.position.get(found[1].id, now))
+            yield from self._ended(freed, now - 1)
             shared = event.share_with_canonical_id
             group = first_of.get(shared, shared) if event.kind == _SHARE else buffer
             if group not in groups:  # new, or all that shared it was freed before
@@ -149,8 +152,22 @@ class _LayoutReader:
             first_of[buffer] = group
             groups[group].append(buffer)
             alive[group] += 1
+        yield from self._ended(freed, len(self.schedule) - 1)
         for group, members in groups.items():
             yield members, began[group], len(self.schedule) - 1
+
+    def _ended(
+        self, freed: list[tuple[list[int], int, int]], latest: int
+    ) -> Iterator[tuple[list[int], int, int]]:
+        """What was freed, with its end: in the host's memory the latest it may be.
+
+        There so little is made that the event before may lie a loop back: a stack would
+        end where it is full, before anything of it is fetched.
+        """
+        for group, first, last in freed:
+            space = {self.buffers[i].color for i in group if i in self.buffers}
+            yield group, first, max(last, latest) if HOST_SPACE in space else last
+        freed.clear()
 
     def _place(self, kind: str, group: list[int], first: int, last: int) -> Place:
         members = [m for i in group if (m := self._member(i)) is not None]

@@ -167,12 +167,15 @@ def retype(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def empty_on_host(shape: Sequence[int], dtype: Any) -> Any:
-    """Host memory for an array, not `jax.lax.empty` moved there (JAX 0.10 to 0.12)."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):  # random keys
-        return jax.device_put(jax.lax.empty(tuple(shape), dtype), jax.memory.Space.Host)
+    """Host memory for an array, not `jax.lax.empty` moved there (JAX 0.10 to 0.12).
+
+    Random keys have no such primitive, and outside of a trace an array is where it is.
+    """
+    plain = jax.lax.empty(tuple(shape), dtype)
+    if not is_tracer(plain) or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return jax.device_put(plain, jax.memory.Space.Host)
     number = _lax.empty2(np.dtype(dtype), memory_space=jax.memory.Space.Host)
-    array = jax.lax.broadcast(number, tuple(shape))
-    return array if is_tracer(array) else jax.device_put(array, jax.memory.Space.Host)
+    return jax.lax.broadcast(number, tuple(shape))
 
 
 def row_major(value: Any) -> Any:

@@ -276,3 +276,14 @@ def test_state_that_streams_moves_once_each_way_but_for_a_block():
 
 def test_a_step_without_a_plan_has_no_planned_copies():
     assert inspected("train", "h200").copies == ()
+
+
+def test_asking_for_the_layout_changes_no_figure():
+    step, args = STEPS["train"]()
+    without = stowax.inspect(stowax.target("v5p-8").compile(step, *args))
+    found = inspected("train", "v5p-8")
+    assert found.memory == without.memory
+    # The compiler's own estimates, which libtpu's dump does not have yet.
+    assert found.timeline == without.timeline
+    spent = found.memory_timeline.device.moments[-1].seconds
+    assert spent == pytest.approx(found.timeline.step_seconds, rel=0.1)

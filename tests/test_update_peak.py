@@ -83,3 +83,20 @@ def test_state_leaves_for_the_sake_of_the_update():
     assert "offload" in found.decisions[0]
     assert "device memory at the update" in found.binding
     assert all("offload" not in chosen for chosen in found.decisions[1:])
+
+
+def test_a_step_that_ends_with_its_layers_has_no_update_to_make_room_for():
+    def gradients(weights, x):
+        return jax.grad(loss_fn)(weights, x)
+
+    args = spec(LAYERS, WIDTH, WIDTH), spec(8 * WIDTH, WIDTH)
+    kept = stowax.plan(gradients, *args, target="h200", progress=False)
+    plan = stowax.plan(
+        gradients,
+        *args,
+        target="h200",
+        budget=int(0.8 * kept.device_bytes),
+        pin={"parameter": "keep"},
+        progress=False,
+    )
+    assert plan.fits

@@ -33,7 +33,8 @@ class CompiledProgram:
 
     `executable` is jaxlib's object; `jax_compiled` the `jax.stages.Compiled`, which can
     be called on an attached device, or `None` for compile-only GPUs. `dumped` is the
-    serialized module with its buffer assignment, if the compiler was asked for it.
+    serialized module with its buffer assignment, if the compiler was asked for it: the
+    same instructions, but libtpu dumps them before it estimates their cycles.
     `lowered` is what was compiled, with the `options` that were given to it.
     """
 
@@ -59,8 +60,6 @@ class CompiledProgram:
 
     def hlo_module_protos(self) -> list[bytes]:
         """Serialized `HloModuleProto`s of the optimized, scheduled modules."""
-        if self.dumped is not None:
-            return [self.dumped[0]]
         return [module.as_serialized_hlo_module_proto() for module in self._modules()]
 
     def buffer_assignment_proto(self) -> bytes | None:

@@ -275,9 +275,10 @@ def _with_memory(
     arguments: Mapping[str, str],
 ) -> Inspection:
     """The inspection with what lies in memory over the step, if the compiler told."""
-    analysis = compiled.memory_analysis()
+    analysis, module = compiled.memory_analysis(), _module(compiled)
     if isinstance(compiled, CompiledProgram):
         assignment = compiled.buffer_assignment_proto()
+        module = compiled.dumped[0] if compiled.dumped else module
     else:
         assignment = getattr(analysis, "serialized_buffer_assignment_proto", None)
     if not assignment:
@@ -291,7 +292,7 @@ def _with_memory(
         )
         return dataclasses.replace(found, omissions=(*found.omissions, omission))
     timeline = read_memory(
-        _module(compiled),
+        module,
         bytes(assignment),
         _program(compiled),
         found.timeline,

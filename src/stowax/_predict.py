@@ -71,7 +71,8 @@ def predict_memory(
     temp, host_temp, peak_at, profile = entry_walk.peak()
     until = _last_loop(entry, layers) + 1 if layers else 0
     layers_temp = max(entry_walk.alive[:until], default=temp)
-    update_temp = max(entry_walk.alive[until:], default=temp)
+    # A step that ends with the loop (gradients only) needs nothing after it.
+    update_temp = max(entry_walk.alive[until:], default=0 if until else temp)
     if rules.counts_loops_again:
         temp = max(temp, entry_walk.counted_again)
         layers_temp = max(layers_temp, entry_walk.counted_again)

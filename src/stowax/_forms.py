@@ -109,12 +109,12 @@ def _tightened(found: Found) -> Found:
     """
     search, decisions = found.search, found.best.decisions
     plan = search.survey.step_plan(decisions) if decisions else None
-    left = MOST_COMPILES - len(search.log)
-    if plan is None or not left or not _gradients_wait(search.survey, plan):
+    spent = len(search.log) >= MOST_COMPILES
+    if plan is None or spent or not _gradients_wait(search.survey, plan):
         return found
     survey = dataclasses.replace(search.survey, tight=True)
     tight = dataclasses.replace(search, survey=survey, attempts=[], least=set())
-    tight.plan(leave=left - 1)
+    tight.plan()
     if not tight.attempts or _rank(search) <= _rank(tight):
         return found
     others = search, *found.others

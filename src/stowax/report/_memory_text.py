@@ -1,6 +1,6 @@
 """Memory over a step, for a terminal: a curve in characters, and what peaks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .._memory_record import (
     MEMORY_ROLES,
@@ -12,6 +12,7 @@ from .._memory_record import (
 )
 from .._units import format_bytes, format_seconds
 from ._layout import cut, facts, lines_of, short_source, table
+from ._memory_bands import RESERVED, filled
 
 _HEIGHT = 9
 _MARGIN = 11  # what stands left of the curve
@@ -46,18 +47,20 @@ def memory_text(memory: MemoryTimeline, width: int) -> list[str]:
 
 def _drawn(curve: MemoryCurve, loops: Sequence[Loop], width: int) -> Iterator[str]:
     columns = max(20, width - _MARGIN - 1)
+    held = dict(zip(map(id, curve.moments), filled(curve, loops), strict=True))
     chosen = list(_columns(curve.moments, columns))
     top = curve.peak_bytes
     for row in range(_HEIGHT, 0, -1):
         label = format_bytes(top) if row == _HEIGHT else ""
-        cells = "".join(_cell(moment, row, top) for moment in chosen)
+        cells = "".join(_cell(held[id(moment)], row, top) for moment in chosen)
         yield f"{label:>{_MARGIN - 2}} ┤{cells}".rstrip()
     end = format_seconds(curve.moments[-1].seconds)
     yield f"{'0':>{_MARGIN - 2}} └{'─' * (columns - len(end) - 1)} {end}"
     named = {loop.body: loop for loop in loops}
     if marks := _marks(chosen, named):
         yield f"{'':{_MARGIN}}{marks}".rstrip()
-    used = [band for band in _BANDS if any(_band(m, band) for m in chosen)]
+    amounts = [held[id(moment)] for moment in chosen]
+    used = [band for band in _BANDS if any(_band(a, band) for a in amounts)]
     legend = [f"{sign} {title}" for sign, title, _ in used]
     if any(m.empty for m in chosen):
         legend.append(f"{_EMPTY} reserved, nothing in it")
@@ -83,23 +86,19 @@ def _columns(moments: Sequence[Moment], columns: int) -> Iterator[Moment]:
         yield best or last
 
 
-def _band(moment: Moment, band: tuple[str, str, tuple[str, ...]]) -> int:
-    return sum(moment.bytes[MEMORY_ROLES.index(role)] for role in band[2])
+def _band(held: Mapping[str, int], band: tuple[str, str, tuple[str, ...]]) -> int:
+    return sum(held[role] for role in band[2])
 
 
-def _cell(moment: Moment, row: int, top: int) -> str:
+def _cell(held: Mapping[str, int], row: int, top: int) -> str:
     """What a column shows at a height; half of a cell at least has to be full."""
     height = top * (row - 0.5) / _HEIGHT
     reached = 0
     for band in _BANDS:
-        much = _band(moment, band)
-        empty = moment.empty if band[0] == "▓" else 0
-        if height <= reached + much - empty:
-            return band[0]
-        reached += much
+        reached += _band(held, band)
         if height <= reached:
-            return _EMPTY
-    return " "
+            return band[0]
+    return _EMPTY if height <= reached + held[RESERVED] else " "
 
 
 def _marks(moments: Sequence[Moment], loops: dict[str, Loop]) -> str:

@@ -16,12 +16,10 @@ from .._memory_record import (
     MemoryCurve,
     MemoryRole,
     Moment,
-    held_part,
 )
 from .._timeline import LANES, Interval
 from ._layout import short_source
-
-RESERVED = "reserved, nothing in it"
+from ._memory_bands import RESERVED, filled
 
 # The colours of Okabe and Ito, that people with colour-blindness tell apart, and a
 # pattern of Bokeh's each: no two roles share both, and neighbours share neither.
@@ -140,23 +138,6 @@ def bands_of(curve: MemoryCurve) -> list[str]:
         first = next((role for role in bands if role in stacks), bands[-1])
         bands.insert(bands.index(first) + 1, RESERVED)
     return bands
-
-
-def filled(curve: MemoryCurve, loops: Sequence[Loop]) -> list[dict[str, int]]:
-    """Bytes by band at each moment, stacks without the part that holds nothing."""
-    bodies = {loop.body: loop for loop in loops}
-    stacks = [b for b in curve.blocks if b.filled_in or b.emptied_in]
-    found = []
-    for moment in curve.moments:
-        here = dict(zip((*MEMORY_ROLES, RESERVED), (*moment.bytes, 0), strict=True))
-        at = (moment.position, moment.loop, moment.trip, bodies)
-        for block in stacks if moment.empty else ():
-            if block.first <= moment.position <= block.last:
-                empty = round(block.bytes * (1 - held_part(block, *at)))
-                here[block.role] -= empty
-                here[RESERVED] += empty
-        found.append(here)
-    return found
 
 
 def _curve(curve: MemoryCurve, loops: Sequence[Loop], names: _Names) -> dict[str, Any]:

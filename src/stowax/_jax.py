@@ -172,7 +172,7 @@ def empty_on_host(shape: Sequence[int], dtype: Any) -> Any:
     Random keys have no such primitive, and outside of a trace an array is where it is.
     """
     plain = jax.lax.empty(tuple(shape), dtype)
-    if not is_tracer(plain) or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if not is_tracer(plain) or jax.numpy.issubdtype(dtype, jax.dtypes.extended):
         return jax.device_put(plain, jax.memory.Space.Host)
     number = _lax.empty2(np.dtype(dtype), memory_space=jax.memory.Space.Host)
     return jax.lax.broadcast(number, tuple(shape))

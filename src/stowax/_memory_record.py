@@ -7,7 +7,7 @@ what each is for, `_memory_curve` puts them over the time of a step. No JAX in h
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 MemoryRole = Literal[
     "parameter",
@@ -23,19 +23,7 @@ MemoryRole = Literal[
     "workspace",
 ]
 
-MEMORY_ROLES: tuple[MemoryRole, ...] = (
-    "parameter",
-    "optimizer state",
-    "batch",
-    "argument",
-    "output",
-    "kept activation",
-    "offloaded",
-    "offload in flight",
-    "recomputed",
-    "gradient",
-    "workspace",
-)
+MEMORY_ROLES: tuple[MemoryRole, ...] = get_args(MemoryRole)
 """What bytes may be for, in the order in which they are drawn, from the bottom up.
 
 An `argument` is one whose role nobody could tell. What waits in host memory is

@@ -70,7 +70,10 @@ def test_nothing_of_the_layers_lowers_the_peak_of_the_update(name):
     # `once`, `square` and `fourth` when the product of the first two is made.
     assert predicted.update_temp >= 4 * STACK
     figures = lowered.compile(QUICK if name == "v5p-8" else None).memory_analysis()
-    assert predicted.device_total == pytest.approx(total(figures), rel=0.25)
+    # Without haste a TPU's compiler stores what only products read in bfloat16, which
+    # the prediction does not know: it is on the safe side there.
+    least = 0.55 if name == "v5p-8" and not QUICK else 0.75
+    assert least < total(figures) / predicted.device_total < 1.25
 
 
 def test_state_leaves_for_the_sake_of_the_update():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 import stowax
@@ -118,6 +119,31 @@ def test_a_pin_is_kept_where_nothing_had_to_move():
     (price,) = pinned.pins
     assert (price.pattern, price.decision) == ("dot_general*", "offload")
     assert price.seconds > 0
+
+
+def test_the_backward_pass_starts_from_what_is_pinned_though_it_reads_something_else():
+    @stowax.stow
+    def loss(params, x):
+        def body(c, w):
+            product = checkpoint_name(c @ w, "product")
+            return jnp.tanh(product), None  # its derivative reads what is made of it
+
+        return jnp.mean(jax.lax.scan(body, x, params)[0] ** 2)
+
+    step = step_of(loss)
+    args = spec(LAYERS, WIDTH, WIDTH), spec(ROWS, WIDTH)
+    found = plan(step, *args, pin={"product": "offload"})
+    decisions = {d.name.split()[0]: d for d in of_layers(found)}
+    assert decisions["product"].decision == "offload"
+    assert decisions["product"].pinned == "product"
+    assert "recompute" in {d.decision for d in found.decisions}
+    assert found.host_bytes >= (LAYERS - 1) * INPUT
+    assert found.pins[0].seconds > 0
+    values = numbers(args)
+    expected = jax.tree.leaves(jax.jit(step)(*values))
+    made = jax.tree.leaves(found.apply(step)(*found.place(*values)))
+    for ours, plain in zip(made, expected, strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_forbidding_offloads_and_recomputation():

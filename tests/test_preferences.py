@@ -1,7 +1,10 @@
 """Pins and forbidden decisions: what they narrow, and what they refuse."""
 
+import dataclasses
+
 import pytest
 
+from planner_problems import EVERY, chain, operation
 from stowax._errors import ArgumentError
 from stowax._preferences import Preferences
 from stowax._stages import Value
@@ -163,6 +166,53 @@ def test_without_one_pin():
     assert others.patterns() == (("tanh*", "recompute"),)
     assert others.allow(value()) == {"keep", "recompute"}
     assert others.allow(value("tanh")) == {"recompute"}
+
+
+def decided(body):
+    return [(v.needed, v.allowed) for v in body.values]
+
+
+def test_what_is_pinned_and_not_read_is_what_the_backward_pass_starts_from():
+    # v0 is read by the operation that makes v1, and so on; the backward pass reads v3.
+    body = chain(needed=(3,))
+    preferences = Preferences(pin={"v1": "offload"})
+    (narrowed,) = preferences.narrow([body])
+    again = (False, {"recompute"})
+    assert decided(narrowed)[1:3] == [(True, {"offload"}), again]
+    assert decided(narrowed)[3] == (True, {"recompute"})
+    preferences.check_matched()
+
+
+def test_it_starts_there_only_if_the_pin_means_nothing_else():
+    body = chain(needed=(2, 3))
+    preferences = Preferences(pin={"v[12]": "keep"})
+    (narrowed,) = preferences.narrow([body])
+    assert decided(narrowed)[1] == (False, {"keep"})
+    assert decided(narrowed)[3] == (True, EVERY)
+    # To compute a value again takes no pin on it to be read.
+    (narrowed,) = Preferences(pin={"v1": "recompute"}).narrow([body])
+    assert decided(narrowed)[2] == (True, EVERY)
+
+
+def test_the_cheapest_way_is_taken():
+    body = chain(needed=(2, 3))
+    dear, cheap = operation(1, (1,), (2,), 9.0), operation(2, (1,), (3,), 1.0)
+    body = dataclasses.replace(body, operations=(body.operations[0], dear, cheap))
+    (narrowed,) = Preferences(pin={"v1": "keep"}).narrow([body])
+    assert decided(narrowed)[2:] == [(True, EVERY), (True, {"recompute"})]
+
+
+def test_a_pin_that_would_store_what_nothing_reads_is_refused():
+    preferences = Preferences(pin={"v1": "offload"}, forbid=("recompute:v3",))
+    preferences.narrow([chain(needed=(3,))])
+    with pytest.raises(ArgumentError) as caught:
+        preferences.check_matched()
+    message = str(caught.value)
+    assert message.startswith(
+        "pin['v1']: got 'offload' for v1 (model.py:2), uint8[8]: the backward pass "
+        "reads neither that nor anything that it may compute again from it."
+    )
+    assert "Leave out the pin" in message
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Decisions fill the budget however long it took to solve for the first of them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -57,7 +59,7 @@ def test_parameters_stay_where_there_is_room_for_them():
     # and a layer's input for each layer, or an array less.
     budget = (3 * LAYERS + 1 + LAYERS) * MATRIX
     search = Search(
-        survey=survey.narrowed(pinned.allow),
+        survey=dataclasses.replace(survey, bodies=pinned.narrow(survey.bodies)),
         budget=budget,
         host_budget=2**40,
         user_options={},

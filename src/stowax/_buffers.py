@@ -58,6 +58,8 @@ class _LayoutReader:
         self.reader, self.assignment = reader, assignment
         self.schedule: list[tuple[str, str]] = []
         self.spans: dict[str, tuple[int, int]] = {}
+        # What runs within another computation's schedule: that of the loop's body.
+        self.within: dict[str, str] = {}
         self.position: dict[int, int] = {}
         self.by_name: dict[str, tuple[Function, Any]] = {}
         self.by_id: dict[int, tuple[Function, Any]] = {}
@@ -69,17 +71,20 @@ class _LayoutReader:
 
     def _flatten(self, function: Function) -> None:
         first = len(self.schedule)
+        name: str = function.message.name
         for item in self.reader.sequence(function):
             below = [self.reader.functions[i] for i in item.called_computation_ids]
             if item.opcode == "while":
                 below = [*reversed(body_and_condition(self.reader.functions, item))]
             if item.opcode in ("while", "conditional", "call", "async-start"):
                 for inner in below:
+                    if item.opcode in ("call", "async-start"):
+                        self.within[inner.message.name] = self.within.get(name, name)
                     if inner.message.id in self.reader.sequences:
                         self._flatten(inner)
             self.position[item.id] = len(self.schedule)
-            self.schedule.append((function.message.name, item.name))
-        self.spans[function.message.name] = (first, len(self.schedule) - 1)
+            self.schedule.append((name, item.name))
+        self.spans[name] = (first, len(self.schedule) - 1)
 
     def layout(self) -> Layout:
         """See `read_layout`."""
@@ -224,9 +229,10 @@ class _LayoutReader:
         leaf = None if shape.tuple_shapes else next(leaves(shape), None)
         maker, updates = self._maker(function, item, tuple(path))
         name, source = self._described(*maker)
+        computation: str = function.message.name
         return Member(
             instruction=item.name,
-            computation=function.message.name,
+            computation=self.within.get(computation, computation),
             opcode=item.opcode,
             position=self.position.get(item.id, 0),
             framework_name=name,

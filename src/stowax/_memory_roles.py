@@ -102,7 +102,8 @@ def role_of(place: Place, facts: Facts) -> MemoryRole:
     crosses = any(m.instruction in facts.crossing for m in place.members)
     if crosses or any(scope in m.framework_name for m in named for scope in _COPIES):
         return "offload in flight"
-    phases = {_phase(m, facts) for m in named}
+    # A layer's input has no name of its own where it is written to its stack.
+    phases = {_phase(m, facts) for m in place.members if m in named or m.updates}
     whole = {m.dimensions for m in place.members}
     if "backward" in phases and whole & set(facts.weights):
         return "gradient"

@@ -116,7 +116,7 @@ def plan(
     free = take_survey(step, specs, traced, machine, options, least)
     if donate is False:
         free = _without_donation(free)
-    survey = free.narrowed(preferences.allow, preferences.keeps_off_host)
+    survey = _narrowed(free, preferences)
     for staying in free.staying:
         preferences.allow(staying.value)
     preferences.check_matched()
@@ -161,7 +161,7 @@ def _run(search: Search, written: "_AsWritten") -> Found:
         if isinstance(error, StowaxError) or "memory_space" not in str(error):
             raise
     search.say("JAX refuses host memory inside this step: planning without offloads")
-    staying = search.survey.narrowed(lambda v: v.allowed - {"offload"} or v.allowed)
+    staying = _narrowed(search.survey, Preferences(pin={}, forbid=("offload",)))
     staying = dataclasses.replace(staying, without_offloads=True)
     return find_plan(dataclasses.replace(search, survey=staying), written)
 
@@ -195,11 +195,15 @@ class _AsWritten:
         preferences = Preferences(pin=self.pin, forbid=self.forbid)
         return dataclasses.replace(
             self.rolled,
-            survey=self.free.narrowed(preferences.allow, preferences.keeps_off_host),
+            survey=_narrowed(self.free, preferences),
             attempts=[],
             least=set(),
             plain={},
         )
+
+
+def _narrowed(survey: Survey, preferences: Preferences) -> Survey:
+    return dataclasses.replace(survey, bodies=preferences.narrow(survey.bodies))
 
 
 def _without_donation(survey: Survey) -> Survey:
@@ -378,8 +382,7 @@ def _pin_prices(
     prices = []
     for pattern, decision in preferences.patterns():
         without = preferences.without(pattern, decision)
-        others = free.narrowed(without.allow, without.keeps_off_host)
-        problem = search.problem(survey=others)
+        problem = search.problem(survey=_narrowed(free, without))
         matched = preferences.count(pattern, decision)
         prices.append(
             PinPrice(

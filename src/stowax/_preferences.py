@@ -1,9 +1,10 @@
 """The user has the last word: pinned decisions and forbidden ones.
 
 `plan` builds one `Preferences` from its arguments `pin` and `forbid`, lets it narrow
-what is open for every value (`allow`), and asks afterwards whether every pattern met
+what is open for every value (`narrow`), and asks afterwards whether every pattern met
 something (`check_matched`): a pattern with a typing error would else pin nothing, and
-nobody would notice.
+nobody would notice. Nor would anybody notice a pin on a value that the backward pass
+does not read: there the backward pass starts from it (`_pin_starts`).
 
 Patterns are those of the shell (`*`, `?`, `[...]`), in upper or lower case alike, and
 are compared with a value's name (`"*attention*"`), its role (`"activation"`) and its
@@ -28,7 +29,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 from ._errors import ArgumentError
-from ._stages import DECISIONS, OFFLOAD_LEAST_BYTES, Decision, Value
+from ._pin_starts import start_from
+from ._stages import DECISIONS, OFFLOAD_LEAST_BYTES, Body, Decision, Value
 from ._units import format_bytes
 
 _MOST_NEAR_NAMES = 5
@@ -83,6 +85,52 @@ class Preferences:
         self._least_bytes = least_bytes
         self._met: dict[_Rule, dict[Value, bool]] = {r: {} for r in self._rules}
         self._seen: dict[str, None] = {}
+        self._decided: dict[_Rule, list[Value]] = {r: [] for r in self._rules}
+        self._started: set[_Rule] = set()
+
+    def narrow(self, bodies: Sequence[Body]) -> tuple[Body, ...]:
+        """All bodies of a step, with what the user wants of them.
+
+        That is what is open for every value, and which parts of the update the host's
+        processor may do. What is pinned to be stored, and is not read by the backward
+        pass, is made what it starts from, if its pin comes to nothing else.
+        """
+        found = []
+        for body in bodies:
+            values = [
+                dataclasses.replace(value, allowed=self.allow(value))
+                for value in body.values
+            ]
+            parts = [
+                part
+                for part in body.host_updates
+                if not any(self.keeps_off_host(body.values[i]) for i in part.values)
+            ]
+            found.append(
+                dataclasses.replace(
+                    body, values=tuple(values), host_updates=tuple(parts)
+                )
+            )
+        return tuple(self._started_from(body) for body in found)
+
+    def _started_from(self, body: Body) -> Body:
+        unread = {rule for rule in self._rules if self._is_unread(rule)}
+        pins = {
+            value.index: rule
+            for value in body.values
+            if not value.available
+            and (rule := self._pin_of(value)) in unread
+            and rule.decision in value.allowed
+        }
+        body, starts = start_from(body, pins)
+        self._started.update(pins[i] for i in starts)
+        return body
+
+    def _is_unread(self, rule: _Rule) -> bool:
+        """Whether a pin to store met nothing that the backward pass reads."""
+        storing = rule.pinned and rule.decision != "recompute"
+        decided = self._decided[rule]
+        return storing and bool(decided) and not any(v.needed for v in decided)
 
     def allow(self, value: Value) -> frozenset[Decision]:
         """`value.allowed`, narrowed; remembers which rules met the value.
@@ -102,7 +150,7 @@ class Preferences:
         forbidden = {r.decision: r for r in met if not (r.pinned or r.on_host)}
         pin = self._pin_of(value)
         if pin is None:
-            return value.allowed - forbidden.keys() or value.allowed
+            return value.allowed.difference(forbidden) or value.allowed
         if pin.decision in forbidden:
             raise ArgumentError(
                 pin.argument,
@@ -110,6 +158,7 @@ class Preferences:
                 f"{forbidden[pin.decision].text!r}",
                 "Leave out one of the two, or narrow its pattern.",
             )
+        self._decided[pin].append(value)
         return frozenset({pin.decision})
 
     def keeps_off_host(self, value: Value) -> bool:
@@ -149,11 +198,13 @@ class Preferences:
 
         **Raises:** `ArgumentError` for a pattern that met nothing, with the names and
         source lines nearest to it, and for a pin that is possible for nothing that it
-        met, with the reason.
+        met, or means nothing there, with the reason.
         """
         for rule, met in self._met.items():
             if rule.pinned and met and not any(met.values()):
                 raise _impossible(rule, tuple(met), self._least_bytes)
+            if self._is_unread(rule) and rule not in self._started:
+                raise _unread(rule, self._decided[rule])
             if not met and (rule.pinned or rule.pattern != "*"):
                 raise _unmatched(rule, tuple(self._seen))
 
@@ -248,6 +299,16 @@ def _impossible(pin: _Rule, met: Sequence[Value], least_bytes: int) -> ArgumentE
         pin.argument,
         f"{pin.decision!r}, which is impossible for {_called(largest)}{others}: {why}",
         f"Pin it to {possible}, or leave the pin out.",
+    )
+
+
+def _unread(pin: _Rule, decided: Sequence[Value]) -> ArgumentError:
+    others = f" and {len(decided) - 1} more" if len(decided) > 1 else ""
+    return ArgumentError(
+        pin.argument,
+        f"{pin.decision!r} for {_called(decided[0])}{others}: the backward pass reads "
+        "neither that nor anything that it may compute again from it",
+        "Leave out the pin, or the one that keeps it from computing again.",
     )
 
 

@@ -110,31 +110,6 @@ class Survey:
             other_seconds=self.other_seconds,
         )
 
-    def narrowed(
-        self,
-        allow: Callable[[Value], frozenset[Decision]],
-        off_host: Callable[[Value], bool] = lambda value: False,
-    ) -> "Survey":
-        """The same survey with the decisions of every value narrowed by `allow`.
-
-        What `off_host` is true of, the host's processor does not update.
-        """
-        bodies = tuple(
-            dataclasses.replace(
-                body,
-                values=tuple(
-                    dataclasses.replace(v, allowed=allow(v)) for v in body.values
-                ),
-                host_updates=tuple(
-                    part
-                    for part in body.host_updates
-                    if not any(off_host(body.values[i]) for i in part.values)
-                ),
-            )
-            for body in self.bodies
-        )
-        return dataclasses.replace(self, bodies=bodies)
-
     def step_plan(self, decisions: Decisions) -> StepPlan:
         """The planner's decisions as what the step does."""
         plans, hosted = {}, None

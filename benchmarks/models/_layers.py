@@ -25,7 +25,17 @@ def rms_norm(x: Array, scale: Array) -> Array:
     wide = x.astype(jnp.float32)
     mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
     normed = wide * jax.lax.rsqrt(mean_square + 1e-5)
-    return (normed * scale[None, None, :]).astype(x.dtype)
+    return (normed * scale.astype(jnp.float32)[None, None, :]).astype(x.dtype)
+
+
+def layer_norm(x: Array, scale: Array, bias: Array) -> Array:
+    """Norm of mean and variance over the last axis of `x` [b s d]."""
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+    normed = centred * jax.lax.rsqrt(variance + 1e-6)
+    scale, bias = (w.astype(jnp.float32)[None, None, :] for w in (scale, bias))
+    return (normed * scale + bias).astype(x.dtype)
 
 
 def rotary_table(length: int, head_width: int) -> tuple[Array, Array]:
@@ -52,21 +62,37 @@ def causal_mask(length: int) -> Array:
     return (position[:, None] >= position[None, :])[None, :, :]
 
 
-def attention(query: Array, key: Array, value: Array, mask: Array) -> Array:
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array,
+    *,
+    scale: float | None = None,
+    cap: float | None = None,
+) -> Array:
     """Plain attention: the whole [q k] matrix of every head is written to memory.
 
     `query` [b q h e]; `key` and `value` [b k h/g e], each shared by g query heads;
-    `mask` boolean [b q k], or [1 q k] for every batch entry the same. Returns [b q h
-    e].
+    `mask` boolean [b q k], or [1 q k] for every batch entry the same. Scores are
+    multiplied by `scale`, one over the root of e by default, and kept within `cap` by a
+    hyperbolic tangent, if there is one. Returns [b q h e].
     """
     batch, length, heads, head_width = query.shape
     grouped = query.reshape(batch, length, key.shape[2], -1, head_width)
     scores = jnp.einsum("bqhge,bkhe->bhgqk", grouped, key).astype(jnp.float32)
-    scores = scores * (1.0 / math.sqrt(head_width))
+    scores = scores * (1.0 / math.sqrt(head_width) if scale is None else scale)
+    if cap is not None:
+        scores = soft_cap(scores, cap)
     scores = jnp.where(mask[:, None, None, :, :], scores, -1e30)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     mixed = jnp.einsum("bhgqk,bkhe->bqhge", weights, value)
     return mixed.reshape(batch, length, heads, head_width)
+
+
+def soft_cap(x: Array, cap: float) -> Array:
+    """`x` bent to stay between -`cap` and `cap`."""
+    return cap * jnp.tanh(x / cap)
 
 
 def split_heads(x: Array, weight: Array) -> Array:

@@ -1,10 +1,8 @@
 """Llama 2 at its published sizes, fully sharded over a mesh (FSDP).
 
-The model is `scan_transformer`; what is added is where the arrays lie: every parameter
-and both its moments are cut along their largest axis over the one mesh axis `fsdp`, the
-batch along its first. The activations are pinned to the batch's sharding between
-layers; without that the partitioner may cut them along the width and send activations
-around instead of weights, silently.
+The model is `scan_transformer`; what is added is where the arrays lie (`_fsdp`), the
+names that published checkpoint policies ask for (`_named`), and such a policy, where
+the step is to do by hand what stowax would plan.
 
 The mesh comes from a `stowax.Target`, so that the step can be planned and compiled for
 chips that are not there:
@@ -16,7 +14,7 @@ the configuration files published with the weights.
 """
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,10 +23,9 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import stowax
-from benchmarks.models import _layers, scan_transformer
+from benchmarks.models import _fsdp, _layers, _named, scan_transformer
+from benchmarks.models._fsdp import AXIS, partition
 from benchmarks.models.scan_transformer import SMALL, Config, Step
-
-AXIS = "fsdp"
 
 LLAMA2_7B = Config(
     layers=32,
@@ -48,116 +45,106 @@ LLAMA2_70B = dataclasses.replace(
 )
 
 
-def partition(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
-    """The sharding of one leaf of the state: its largest axis over the mesh.
+def layer(
+    weights: dict[str, Array], x: Array, table: tuple[Array, Array], mask: Array
+) -> Array:
+    """`scan_transformer.layer`, its values named as MaxText names them."""
+    x = _named.layer_input(x)
+    normed = _layers.rms_norm(x, weights["attention_norm"])
+    query, key, value = _named.query_key_value(weights, normed, table)
+    mixed = _layers.attention(query, key, value, mask)
+    x = x + _named.joined(mixed, weights["output"])
+    normed = _layers.rms_norm(x, weights["feed_forward_norm"])
+    return x + _named.gated(weights, normed)
 
-    The layer axis of stacked weights is not cut: a scan takes one layer at a time, and
-    every chip is to hold a part of it.
-    """
-    stacked = any(getattr(entry, "key", None) == "layers" for entry in path)
-    axes = range(1 if stacked else 0, leaf.ndim)
-    if not axes:
-        return PartitionSpec()
-    largest = max(axes, key=lambda axis: leaf.shape[axis])
-    return PartitionSpec(
-        *(AXIS if axis == largest else None for axis in range(leaf.ndim))
+
+def forward(
+    config: Config,
+    parameters: dict[str, Any],
+    inputs: Array,
+    constrain: Callable[[Array], Array],
+    policy: Any = None,
+) -> Array:
+    """Logits [b s v] of `inputs` [b s], the layers under `policy` if there is one."""
+    table = _layers.rotary_table(inputs.shape[1], config.head_width)
+    mask = _layers.causal_mask(inputs.shape[1])
+    x = constrain(parameters["embedding"][inputs].astype(config.compute))
+    x = _named.scan_layers(
+        lambda x, weights: constrain(layer(weights, x, table, mask)),
+        x,
+        parameters["layers"],
+        policy,
     )
+    x = _layers.rms_norm(x, parameters["norm"])
+    return x @ parameters["head"].astype(x.dtype)
 
 
-def sharded(mesh: Mesh, path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Any:
-    """`leaf` with its sharding."""
-    sharding = NamedSharding(mesh, partition(path, leaf))
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+def make_step(
+    config: Config, mesh: Mesh, *, update: bool = True, policy: Any = None
+) -> Step:
+    """The training step on `mesh`; `update` as in `_fsdp.make_step`.
 
-
-def make_step(config: Config, mesh: Mesh, *, update: bool = True) -> Step:
-    """The training step on `mesh`.
-
-    With `update` it is `(state, batch) -> (state, metrics)`; without, it is
-    `(parameters, batch) -> (loss, gradients)` and there is no optimizer.
+    With a checkpoint `policy` it is a step by hand, else one for stowax to plan.
     """
-    optimizer = scan_transformer.optimizer(config)
-    batch_sharding = NamedSharding(mesh, PartitionSpec(AXIS, None, None))
-
-    def constrain(x: Array) -> Array:
-        return jax.lax.with_sharding_constraint(x, batch_sharding)
+    constrain = _fsdp.along_batch(mesh)
 
     @stowax.stow
     def loss_fn(parameters: dict[str, Any], batch: dict[str, Array]) -> Array:
-        logits = scan_transformer.forward(
-            config, parameters, batch["inputs"], constrain
-        )
+        logits = forward(config, parameters, batch["inputs"], constrain, policy)
         return jnp.mean(_layers.cross_entropy(logits, batch["labels"]))
 
-    def loss_and_gradients(parameters: dict[str, Any], batch: dict[str, Array]):
-        loss, gradients = jax.value_and_grad(loss_fn)(parameters, batch)
-        # Gradients lie as the parameters do, or every chip would hold all of them.
-        gradients = jax.tree.map_with_path(
-            lambda path, leaf: jax.lax.with_sharding_constraint(
-                leaf, NamedSharding(mesh, partition(path, leaf))
-            ),
-            gradients,
-        )
-        return loss, gradients
-
-    def train_step(state: dict[str, Any], batch: dict[str, Array]):
-        parameters = state["parameters"]
-        loss, gradients = loss_and_gradients(parameters, batch)
-        parameters, moments = _layers.updated(
-            optimizer, parameters, state["optimizer"], gradients
-        )
-        return {"parameters": parameters, "optimizer": moments}, {"loss": loss}
-
-    return train_step if update else loss_and_gradients
+    optimizer = scan_transformer.optimizer(config)
+    return _fsdp.make_step(loss_fn, optimizer, mesh, update=update)
 
 
 def on_target(
-    config: Config, target: Any, *, update: bool = True
+    config: Config,
+    target: Any,
+    *,
+    update: bool = True,
+    policy: Any = None,
+    weights: jax.typing.DTypeLike = jnp.float32,
 ) -> tuple[Step, tuple[Any, ...]]:
     """Step and sharded `jax.ShapeDtypeStruct`s of `config` on all devices of `target`.
 
-    **Arguments:** `target` offers `devices` and `mesh(shape, axis_names)`; `update` as
-    in `make_step`.
+    **Arguments:** `target` offers `devices` and `mesh(shape, axis_names)`; `update` and
+    `policy` as in `make_step`; `weights` is the dtype of parameters and moments.
 
     **Raises:** `ValueError` where the batch does not divide among the devices.
     """
-    count = len(target.devices)
-    if config.batch % count:
-        raise ValueError(
-            f"batch: got {config.batch} for {count} devices. "
-            f"Write a multiple of {count}, such as {count * -(-config.batch // count)}."
-        )
-    mesh = target.mesh((count,), (AXIS,))
-    state = jax.eval_shape(lambda: scan_transformer.initial_state(config))
-    state = state if update else state["parameters"]
-    state = jax.tree.map_with_path(functools.partial(sharded, mesh), state)
-    batch = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape,
-            leaf.dtype,
-            sharding=NamedSharding(mesh, PartitionSpec(AXIS, None)),
-        ),
-        jax.eval_shape(lambda: scan_transformer.random_batch(config)),
+    mesh = _fsdp.mesh_of(target, config.batch)
+    specs = _fsdp.specs_of(
+        mesh,
+        lambda: scan_transformer.initial_parameters(config, jax.random.key(0)),
+        lambda: scan_transformer.random_batch(config),
+        optimizer=scan_transformer.optimizer(config) if update else None,
+        weights=weights,
     )
-    return make_step(config, mesh, update=update), (state, batch)
+    return make_step(config, mesh, update=update, policy=policy), specs
 
 
-def llama2_7b(target: Any, *, update: bool = True, **sizes: Any):
-    """Llama 2 7B on `target`; `sizes` replace fields of its `Config`."""
-    config = dataclasses.replace(LLAMA2_7B, **sizes)
-    return on_target(config, target, update=update)
+def published(
+    config: Config, target: Any, **options: Any
+) -> tuple[Step, tuple[Any, ...]]:
+    """`on_target`; options that it does not know replace fields of `config`."""
+    sizes = {f.name for f in dataclasses.fields(config)} & options.keys()
+    config = dataclasses.replace(config, **{name: options.pop(name) for name in sizes})
+    return on_target(config, target, **options)
 
 
-def llama2_13b(target: Any, *, update: bool = True, **sizes: Any):
-    """Llama 2 13B on `target`, 32 sequences of 2048 tokens unless `sizes` say other."""
-    config = dataclasses.replace(LLAMA2_13B, **sizes)
-    return on_target(config, target, update=update)
+def llama2_7b(target: Any, **options: Any) -> tuple[Step, tuple[Any, ...]]:
+    """Llama 2 7B on `target`; options as in `published`."""
+    return published(LLAMA2_7B, target, **options)
 
 
-def llama2_70b(target: Any, *, update: bool = True, **sizes: Any):
+def llama2_13b(target: Any, **options: Any) -> tuple[Step, tuple[Any, ...]]:
+    """Llama 2 13B on `target`, 32 sequences of 2048 tokens unless told other."""
+    return published(LLAMA2_13B, target, **options)
+
+
+def llama2_70b(target: Any, **options: Any) -> tuple[Step, tuple[Any, ...]]:
     """Llama 2 70B on `target`; 8 key/value heads are shared by 64 query heads."""
-    config = dataclasses.replace(LLAMA2_70B, **sizes)
-    return on_target(config, target, update=update)
+    return published(LLAMA2_70B, target, **options)
 
 
 def llama2_13b_v5p_8() -> tuple[Step, tuple[Any, ...]]:

@@ -1,0 +1,250 @@
+"""stowax's plans beside hand-written checkpoint policies, workload by workload.
+
+For every workload and target: what the step takes as it is written and the smallest
+budget there is give eight budgets; at each, `stowax.plan` as a user calls it, and XLA's
+own rematerialization told of a chip that small. Each hand-written policy is compiled
+once. Bytes are XLA's, seconds are simulated from the compiled schedules, all by the
+same reader.
+
+    python -m benchmarks.comparison                                everything; resumes
+    python -m benchmarks.comparison --workload llama2-13b --target v5p-8
+    python -m benchmarks.comparison --workload vit-g --kind policy
+    python -m benchmarks.comparison --fresh --kind plan --cell 3   plans again
+    python -m benchmarks.comparison --table                        tables and plots only
+
+Cells go to docs/results/comparison.jsonl as they come, the table to comparison.md and
+the plots to comparison-*.svg beside it. Plots need matplotlib: `pip install --group
+plots` (pip 25.1 or newer).
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import stowax
+from benchmarks import (
+    _record,
+    comparison_policies,
+    comparison_programs,
+    comparison_table,
+)
+from benchmarks._record import Stopwatch
+from benchmarks.comparison_policies import PLAN, XLA
+from benchmarks.comparison_workloads import WORKLOADS, made
+
+BUDGETS = 8
+LINES = _record.RESULTS / "comparison.jsonl"
+KINDS = ("ends", "policy", "plan", "xla")
+TINY = "1MiB"
+Work = Callable[[], dict[str, Any]]
+
+
+def quiet(line: str) -> None:
+    """Progress of a plan, indented below the cell's own line."""
+    print(f"    {line}", file=sys.stderr, flush=True)
+
+
+def jitted(name: str, step: Any) -> Any:
+    """A hand-written step under `jax.jit`, its state donated."""
+    if hasattr(step, "lower"):
+        return step
+    return jax.jit(step, donate_argnums=WORKLOADS[name].donated)
+
+
+def compiled(
+    name: str, target: Any, what: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Figures of a step and its specs, from the cache where it was compiled before."""
+    step, specs = what
+    started = time.perf_counter()
+    found = comparison_programs.figures(target, jitted(name, step), specs, options)
+    return found | {"options": options, "seconds": time.perf_counter() - started}
+
+
+def ends(name: str, target: Any) -> dict[str, Any]:
+    """What keeping everything takes, and what the smallest budget is said to be.
+
+    The largest budget is the chip's own where keeping everything does not fit it.
+    """
+    step, specs = made(name, target)
+    written = compiled(name, target, (step, specs), {})
+    plan = stowax.plan(step, *specs, budget=TINY, target=target, progress=quiet)
+    keep_all = written.get("device_bytes") or target.device_bytes + 1
+    return written | {
+        "keep_all_bytes": keep_all,
+        "largest_budget": min(keep_all, target.device_bytes),
+        "smallest_budget": plan.smallest_budget,
+        "smallest_budget_is": plan.smallest_budget_is,
+        "chip_bytes": target.device_bytes,
+        "host_bytes_allowed": target.host_bytes,
+        "planning_seconds": plan.planning_seconds,
+    }
+
+
+def budget_of(found: dict[str, Any], cell: int) -> int:
+    """The budget of one cell: from the smallest (0) to keeping everything (7)."""
+    low, high = found["smallest_budget"], found["largest_budget"]
+    return low + max(0, high - low) * cell // (BUDGETS - 1)
+
+
+def policy_cell(name: str, target: Any, policy: str) -> dict[str, Any]:
+    """One hand-written policy, compiled."""
+    workload = WORKLOADS[name]
+    if policy in workload.by_hand:
+        what = workload.by_hand[policy](target)
+    else:
+        known = comparison_policies.policies(workload.layer_input)
+        what = made(name, target, known[policy]())
+    options = comparison_policies.options_for(policy, target)
+    return compiled(name, target, what, options)
+
+
+def xla_cell(
+    name: str, target: Any, found: dict[str, Any], budget: int
+) -> dict[str, Any]:
+    """The step as it is written, for a chip that has no more than `budget`."""
+    if found["keep_all_bytes"] <= budget:
+        return {"budget_bytes": budget} | compiled(name, target, made(name, target), {})
+    arguments = found.get("argument_bytes") or 0
+    options = comparison_policies.smaller_chip(target, budget, arguments)
+    if options is None:
+        return {"budget_bytes": budget, "refused": "the arguments alone take more"}
+    return {"budget_bytes": budget} | compiled(
+        name, target, made(name, target), options
+    )
+
+
+def plan_cell(name: str, target: Any, budget: int) -> dict[str, Any]:
+    """stowax's plan for one budget, and what explains it beside a policy."""
+    step, specs = made(name, target)
+    watch = Stopwatch()
+    plan = stowax.plan(step, *specs, budget=budget, target=target, progress=quiet)
+    return {
+        "budget_bytes": budget,
+        "fits": plan.fits,
+        "outcome": plan.outcome,
+        "device_bytes": plan.device_bytes,
+        "host_bytes": plan.host_bytes,
+        "step_seconds": plan.step_seconds,
+        "exposed_seconds": plan.exposed_seconds,
+        "model_seconds": plan.model_seconds,
+        "gap": plan.gap,
+        "baselines": [
+            [b.name, b.device_bytes, b.host_bytes, b.seconds, b.fits]
+            for b in plan.baselines
+        ],
+        "trials": [
+            [t.what, t.predicted_bytes, t.compiled_bytes, t.step_seconds]
+            for t in plan.trials
+        ],
+        "compiling_seconds": sum(t.seconds_to_compile for t in plan.trials),
+        "stored": [
+            [d.decision, d.name, d.count * d.bytes]
+            for d in plan.decisions
+            if d.decision != "recompute" and d.role == "activation"
+        ],
+        "state_moved_bytes": sum(
+            d.count * d.bytes
+            for d in plan.decisions
+            if d.decision == "offload" and d.role != "activation"
+        ),
+        "compiler_options": plan.compiler_options,
+        "planning_seconds": plan.planning_seconds,
+        **watch.seconds(),
+    }
+
+
+def key_of(line: dict[str, Any]) -> tuple[Any, ...]:
+    """What makes a line one cell."""
+    return tuple(line[k] for k in ("workload", "target", "kind", "name", "cell"))
+
+
+def attempt(key: tuple[Any, ...], work: Work) -> dict[str, Any]:
+    """The line for one cell; an error makes a line too, and is tried again later."""
+    line = dict(zip(("workload", "target", "kind", "name", "cell"), key, strict=True))
+    print(" ".join(map(str, key)), file=sys.stderr, flush=True)
+    jax.clear_caches()
+    try:
+        line |= work()
+    except Exception as error:
+        line["error"] = f"{type(error).__name__}: {error}"[:2000]
+        quiet(line["error"])
+    line |= {"date": _record.today(), "versions": _record.versions()}
+    _record.append_line(LINES, line)
+    if line.get("step_seconds") is not None:
+        device, host = (_record.gib(line[f"{k}_bytes"]) for k in ("device", "host"))
+        exposed = line["exposed_seconds"]
+        seconds = f"{line['step_seconds']:.3f} s, {exposed:.3f} exposed"
+        quiet(f"= {device} GiB, {host} on the host, {seconds}")
+    return line
+
+
+def cells(name: str, target: Any, found: dict[str, Any]) -> dict[tuple[Any, ...], Work]:
+    """Every cell of a workload on a target but its ends, in the order of the run."""
+    workload, to_do = WORKLOADS[name], {}
+    known = comparison_policies.policies(workload.layer_input)
+    for policy in (*known, *workload.by_hand):
+        key = (name, target.name, "policy", policy, None)
+        to_do[key] = lambda p=policy: policy_cell(name, target, p)
+    for cell in range(BUDGETS):
+        budget = budget_of(found, cell)
+        key = (name, target.name, "plan", PLAN, cell)
+        to_do[key] = lambda b=budget: plan_cell(name, target, b)
+    for cell in range(BUDGETS):
+        budget = budget_of(found, cell)
+        key = (name, target.name, "xla", XLA, cell)
+        to_do[key] = lambda b=budget: xla_cell(name, target, found, b)
+    return to_do
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Every cell that was asked for and is not there yet."""
+    done = {
+        key_of(line): line for line in _record.read_lines(LINES) if "error" not in line
+    }
+    kinds = arguments.kind or KINDS
+    for name in arguments.workload or WORKLOADS:
+        for place in arguments.target or WORKLOADS[name].targets:
+            if place not in WORKLOADS[name].targets:
+                continue
+            target = stowax.target(place)
+            key = (name, place, "ends", "", None)
+            found = None if arguments.fresh and "ends" in kinds else done.get(key)
+            found = found or attempt(key, lambda n=name, t=target: ends(n, t))
+            if "error" in found:
+                continue
+            for key, work in cells(name, target, found).items():
+                chosen = key[2] in kinds and (
+                    not arguments.cell or key[4] in (None, *arguments.cell)
+                )
+                if chosen and (arguments.fresh or key not in done):
+                    attempt(key, work)
+            comparison_table.write(LINES)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    places = sorted({t for w in WORKLOADS.values() for t in w.targets})
+    parser.add_argument("--target", action="append", choices=places)
+    parser.add_argument("--kind", action="append", choices=KINDS)
+    parser.add_argument("--cell", action="append", type=int, choices=range(BUDGETS))
+    parser.add_argument("--fresh", action="store_true", help="do what is there again")
+    parser.add_argument("--table", action="store_true", help="only write the tables")
+    arguments = parser.parse_args()
+    if not arguments.table:
+        run(arguments)
+    comparison_table.write(LINES)
+    print(f"{LINES.with_suffix('.md')}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

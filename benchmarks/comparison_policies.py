@@ -1,0 +1,73 @@
+"""The hand-written policies that plans are compared with.
+
+JAX's own, and MaxText's by the names of its `remat_policy`. Each step is compiled once
+per workload and target: what it takes does not depend on a budget, only whether it fits
+does. XLA's own rematerialization is different: nothing is under `jax.checkpoint`, and
+the compiler is told of a smaller chip.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from benchmarks.models import _named
+from stowax._gpu_targets import gpu_memory_bytes
+from stowax._options import overlap_options
+
+_TO_HOST = {"offload_src": "device", "offload_dst": "pinned_host"}
+_QKV = ("query_proj", "key_proj", "value_proj")
+_EVERY = (*_named.ATTENTION, *_named.FEED_FORWARD)
+XLA = "XLA's own rematerialization"
+PLAN = "stowax"
+_ALLOWED = 0.8
+"""Part of a GPU's memory that XLA's rematerialization takes for the whole."""
+
+
+def _offloaded(*names: str) -> Any:
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=list(names),
+        **_TO_HOST,
+    )
+
+
+def policies(layer_input: str) -> dict[str, Callable[[], Any]]:
+    """Name → policy; `layer_input` is what a layer's input is called."""
+    known = jax.checkpoint_policies
+    return {
+        "everything_saveable": lambda: known.everything_saveable,
+        "nothing_saveable": lambda: known.nothing_saveable,
+        "dots_saveable": lambda: known.dots_saveable,
+        "dots_with_no_batch_dims_saveable": (
+            lambda: known.dots_with_no_batch_dims_saveable
+        ),
+        "offload_dot_with_no_batch_dims": (
+            lambda: known.offload_dot_with_no_batch_dims(**_TO_HOST)
+        ),
+        "minimal": lambda: known.save_only_these_names(*_EVERY),
+        "save_qkv_proj": lambda: known.save_only_these_names(*_QKV),
+        "qkv_proj_offloaded": lambda: _offloaded(*_QKV),
+        "minimal_offloaded": lambda: _offloaded(*_EVERY),
+        "layer input offloaded": lambda: _offloaded(layer_input),
+    }
+
+
+def options_for(name: str, target: Any) -> dict[str, Any]:
+    """Compiler options of a policy: one that offloads gets what a plan would get."""
+    offloads = "offload" in name or "recipe" in name
+    return overlap_options(target) if offloads else {}
+
+
+def smaller_chip(target: Any, budget: int, arguments: int) -> dict[str, Any] | None:
+    """Options that make XLA believe in a chip with `budget` bytes.
+
+    `None` where the arguments alone leave nothing. A GPU's compiler takes a percentage
+    of four fifths of the memory less the arguments.
+    """
+    if target.platform == "tpu":
+        reserved = max(0, target.device_bytes - budget)
+        return {"xla_tpu_user_reserved_hbm_bytes": str(reserved)}
+    room = _ALLOWED * gpu_memory_bytes(target.chip.key) - arguments
+    percent = int(100 * (budget - arguments) / room)
+    return {"xla_gpu_memory_limit_slop_factor": str(percent)} if percent > 0 else None

@@ -19,6 +19,7 @@ from flax import nnx
 
 from planned_steps import check
 from stowax._mark import stow
+from stowax._verify_gradients import gradients_of, tapped
 
 SOURCE = pathlib.Path(__file__).parents[1] / "src"
 WIDTH, ROWS, LAYERS = 4, 6, 3
@@ -120,6 +121,36 @@ def test_nnx_method_is_marked():
         return nnx.state(model), result
 
     check(step, (state, batch()), [LAYERS])
+
+
+def test_gradients_are_called_by_the_caller_s_paths():
+    definition, state = nnx.split(nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0)))
+
+    @stow
+    def loss(scales, model, state, x):
+        out = model(x * scales["in"][0]) + nnx.merge(definition, state)(x)
+        return jnp.mean(jnp.square(out))
+
+    def step(scales, state, x):
+        model = nnx.merge(definition, state)
+        return nnx.grad(loss, argnums=(0, 1, 2))(scales, model, state, x)
+
+    args = ({"in": [jnp.ones(())]}, state, batch())
+    named = jax.eval_shape(gradients_of(tapped(step), args), *args)
+    assert set(named) == {
+        "loss: args[0]['in'][0]",
+        "loss: args[1].bias.value",
+        "loss: args[1].kernel.value",
+        "loss: args[2]['bias'].value",
+        "loss: args[2]['kernel'].value",
+    }
+    # No object among the arguments; the batch is an argument by keyword.
+    plain = jax.grad(stow(lambda w, *, x: jnp.mean(w["w"] * x)))
+    args = ({"w": jnp.ones(())}, batch())
+    named = jax.eval_shape(
+        gradients_of(tapped(lambda w, x: plain(w, x=x)), args), *args
+    )
+    assert {name.split(": ")[1] for name in named} == {"args[0]['w']"}
 
 
 def test_nnx_functional_loss_of_a_state():

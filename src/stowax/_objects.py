@@ -23,19 +23,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from jax.tree_util import keystr as _keystr
+from jax.tree_util import tree_flatten_with_path as _flatten_with_path
+from jax.tree_util import tree_leaves_with_path as _leaves_with_path
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pure:
     """A call without objects: `function(given)` returns arrays and plain leaves only.
 
-    `given` is a pytree that holds every array among the arguments. `finish` turns what
-    `function` returned (or the same structure with other arrays) into the result of the
-    call, writing the objects' new state on the way.
+    `given` is a pytree that holds every array among the arguments. `paths` names its
+    leaves, in their order, as the caller knows them: `args[0]['up']`, and in an object
+    `args[0].up.kernel.value`. `finish` turns what `function` returned (or the same
+    structure with other arrays) into the result of the call, writing the objects' new
+    state on the way.
     """
 
     function: Callable[[Any], Any]
     given: Any
+    paths: Callable[[], list[str]]
     finish: Callable[[Any], Any] = lambda out: out
 
 
@@ -50,7 +56,9 @@ def without_objects(
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         yield Pure(
-            function=lambda given: function(*given[0], **given[1]), given=(args, kwargs)
+            function=lambda given: function(*given[0], **given[1]),
+            given=(args, kwargs),
+            paths=lambda: [_path(p) for p, _ in _leaves_with_path((args, kwargs))],
         )
         return
     tag = object()
@@ -74,7 +82,8 @@ def _pure(
     def is_object(leaf: Any) -> bool:
         return is_whole(leaf) and not isinstance(leaf, nnx.State)
 
-    leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_whole)
+    called, structure = _flatten_with_path((args, kwargs), is_leaf=is_whole)
+    leaves = [leaf for _, leaf in called]
     positions = [k for k, leaf in enumerate(leaves) if is_object(leaf)]
     with nnx.split_context(tag) as split:
         definition, state = split.split(tuple(leaves[k] for k in positions))
@@ -104,4 +113,30 @@ def _pure(
         leaves = [next(following) if r is None else r[0] for r in results]
         return jax.tree.unflatten(seen["structure"], leaves)
 
-    return Pure(function=pure, given=(plain, state), finish=finish)
+    def paths() -> list[str]:
+        of = [_path(path) for path, _ in called]
+        return [
+            *(
+                of[k.idx] + _keystr(tuple(below))
+                for (k, *below), _ in _leaves_with_path(plain)
+            ),
+            *(
+                of[positions[k.key]] + "".join(map(_attribute, below))
+                for (k, *below), _ in _leaves_with_path(state)
+            ),
+        ]
+
+    return Pure(function=pure, given=(plain, state), paths=paths, finish=finish)
+
+
+def _path(path: tuple[Any, ...]) -> str:
+    """The path of a leaf of `(args, kwargs)`, as text."""
+    which, *below = path
+    return ("kwargs" if which.idx else "args") + _keystr(tuple(below))
+
+
+def _attribute(key: Any) -> str:
+    """NNX knows a module's attributes by their names, as a dict knows its keys."""
+    name = getattr(key, "key", None)
+    named = isinstance(name, str) and name.isidentifier()
+    return f".{name}" if named else _keystr((key,))

@@ -149,8 +149,7 @@ class _Tapper:
         self.inside = True
         try:
             with without_objects(function, args, kwargs) as pure:
-                as_called = pure.given[0] is args  # else objects are taken apart
-                given = _with_taps(name_of(function), pure.given, as_called)
+                given = _with_taps(name_of(function), pure.given, pure.paths())
                 return pure.finish(self._hand_on(pure.function, (given,), {}))
         finally:
             self.inside = False
@@ -161,18 +160,15 @@ class _Tapper:
         return self.following(function, args, kwargs)
 
 
-def _with_taps(function: str, given: Any, as_called: bool) -> Any:
-    leaves, structure = jax.tree.flatten_with_path(given)
+def _with_taps(function: str, given: Any, paths: Sequence[str]) -> Any:
+    """`given` with its floating-point arrays tapped, by the caller's `paths`."""
+    leaves, structure = jax.tree.flatten(given)
     name = function.rpartition(".")[2]
     out = []
-    for path, leaf in leaves:
-        below = f"given{jax.tree_util.keystr(path)}"
-        if as_called:
-            which = "args" if path[0] == jax.tree_util.SequenceKey(0) else "kwargs"
-            below = f"{which}{jax.tree_util.keystr(path[1:])}"
+    for path, leaf in zip(paths, leaves, strict=True):
         array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
         if array and is_float(_jax.aval_of(leaf)):
-            leaf = _tap(leaf, f"{_PREFIX}{name}: {below}")
+            leaf = _tap(leaf, f"{_PREFIX}{name}: {path}")
         out.append(leaf)
     return jax.tree.unflatten(structure, out)
 

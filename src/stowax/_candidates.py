@@ -153,7 +153,11 @@ def _names(program: Program) -> dict[int, str]:
 def placed_values(
     traced: TracedStack, scopes: Mapping[str, Any]
 ) -> dict[int, Placement]:
-    """Where the values of a stack lie; `scopes` are `_lowered.shards_by_scope`."""
+    """Where the values of a stack lie; `scopes` are `_lowered.shards_by_scope`.
+
+    An operation that is lowered to nothing, as `checkpoint_name` is, has no scope: what
+    it hands on lies as it did.
+    """
     program, stack = traced.body.forward, traced.stack
     placed: dict[int, Placement] = {}
     for position, node in enumerate(program.nodes):
@@ -166,10 +170,21 @@ def placed_values(
                 bytes=-(-whole // found.shards), shards=found.shards
             )
     # A layer's input lies as the layer's output does, being the next one's input.
-    for number, output in zip(stack.carry_inputs, program.outputs, strict=False):
-        if isinstance(output, int) and output in placed:
-            placed[number] = placed[output]
+    for _ in range(2):  # a name may stand at the layer's beginning, or at its end
+        _hand_on(program, placed)
+        for number, output in zip(stack.carry_inputs, program.outputs, strict=False):
+            if isinstance(output, int) and output in placed:
+                placed[number] = placed[output]
     return placed
+
+
+def _hand_on(program: Program, placed: dict[int, Placement]) -> None:
+    for node in program.nodes:
+        if node.equation.primitive.name != "name":
+            continue
+        (read,), (made,) = node.inputs, node.outputs
+        if read in placed:
+            placed.setdefault(made, placed[read])
 
 
 def finest_shards(placements: Mapping[str, Mapping[int, Placement]]) -> int:

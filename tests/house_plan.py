@@ -112,7 +112,7 @@ LAYERS = (
     ),
     ("_inspect", "_measure", "_options", "_survey"),
     ("_trial", "_forecast"),
-    ("_loop", "_describe", "_export"),
+    ("_loop", "_describe", "_export", "_reasons"),
     ("_certificate", "_forms"),
     ("_plan",),
     ("_planning",),

@@ -4,26 +4,24 @@ Pure bookkeeping on records; nothing here decides anything.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from ._forecast import Forecast
 from ._pinned import beyond_the_pool
 from ._plan_record import Baseline, DecisionRecord, StackRecord
 from ._planner import baselines, evaluate, named
+from ._reasons import reason_of
 from ._stages import (
     Body,
-    Decision,
     Decisions,
     Evaluation,
-    HostUpdate,
     Problem,
     Value,
     updated_on_host,
 )
 from ._state import NAME as STATE
 from ._survey import Survey
-from ._units import format_bytes, format_seconds
+from ._units import format_bytes
 from ._update_blocks import BlockSize
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
@@ -57,7 +55,7 @@ def decision_records(
                     count=count,
                     bytes=value.bytes * body.count // count,
                     decision=decision,
-                    reason=_reason(survey, body, value, decision, parts),
+                    reason=reason_of(survey, body, value, decision, parts),
                     pinned=pinned.get((body.name, value.index)),
                 )
             )
@@ -89,69 +87,6 @@ def _count(survey: Survey, body: Body, value: Value) -> int:
     if body.phase == "layers" or survey.state is None:
         return body.count
     return len(survey.state.leaves[value.index])
-
-
-def _state_reason(
-    survey: Survey, value: Value, decision: Decision, parts: Sequence[HostUpdate]
-) -> str:
-    """Why an array of the step's state is where it is.
-
-    `parts` are those of the update that the host's processor does.
-    """
-    why = survey.state.reasons[value.index] if survey.state else ""
-    if value.allowed == {"keep"} and value.stays:
-        return f"it stays: {value.stays}"
-    link = survey.target.link
-    out, back = value.bytes / link.device_to_host, value.bytes / link.host_to_device
-    seconds = format_seconds(max(out, back))
-    if decision == "keep":
-        return f"its copies would take {seconds}"
-    if _only_read(survey, value):
-        return f"layers fetch it, nothing changes it; its copies take {seconds} a pass"
-    for part in parts:
-        if value.index in part.values:
-            return (
-                f"the host's processor updates it, in {format_seconds(part.seconds)} "
-                "with what belongs to it; through the device that would take "
-                f"{format_seconds(part.stream_seconds)}"
-            )
-    if why:
-        return f"copies take {seconds}; as a whole on the device at its turn: {why}"
-    return f"streams through the update in blocks; its copies take {seconds} each way"
-
-
-def _only_read(survey: Survey, value: Value) -> bool:
-    return survey.state is not None and value.index in survey.state.read_only
-
-
-def _reason(
-    survey: Survey,
-    body: Body,
-    value: Value,
-    decision: Decision,
-    parts: Sequence[HostUpdate],
-) -> str:
-    if body.phase == "update":
-        return _state_reason(survey, value, decision, parts)
-    link = survey.target.link
-    out = value.bytes / link.device_to_host
-    again = _again(body, value)
-    if decision == "offload":
-        forward = max(body.forward_seconds, 1e-12)
-        text = f"its copy fills {100 * out / forward:.0f} % of the forward window"
-        return f"{text}; computing it again would take {again}"
-    if decision == "keep":
-        if value.operation is None:
-            return "what a layer reads cannot be computed again"
-        return f"computing it again would take {again} a layer"
-    return f"costs {again} a layer and frees {format_bytes(value.bytes)}"
-
-
-def _again(body: Body, value: Value) -> str:
-    if value.operation is None:
-        return "no time: it is given"
-    seconds = body.operations[value.operation].seconds
-    return "next to nothing" if seconds < 1e-7 else format_seconds(seconds)
 
 
 def stack_records(

@@ -76,3 +76,12 @@ def format_seconds(seconds: float) -> str:
     if size >= 1e-3:
         return f"{seconds * 1e3:.1f} ms"
     return f"{seconds * 1e6:.1f} µs"
+
+
+def format_ratio(ratio: float) -> str:
+    """How many times one thing is the other, where it is more than one.
+
+    >>> format_ratio(1.23), format_ratio(57.49)
+    ('1.2', '57')
+    """
+    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"

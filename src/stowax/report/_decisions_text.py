@@ -7,32 +7,15 @@ totals.
 
 import collections
 import dataclasses
-import re
 import textwrap
 from collections.abc import Sequence
 
 from .._plan_record import DecisionRecord, PlanRecord, StackRecord
-from .._units import format_bytes, format_seconds
+from .._units import format_bytes, format_ratio, format_seconds
 from ._layout import count_of, cut, lines_of, short_source, table
 
 _LEAST_GROUPS = 3  # shown per stack, however little room there is: one per decision
 _WIDE = 110  # from here on a decision and its reason share a line
-
-# What `_describe` writes into a record, where a person needs other words.
-_WORDS = re.compile(r"\w+")
-_FREE = "computing it again would take next to nothing"
-_FREES = re.compile(r"costs (.+) a layer and frees (.+)")
-_FILLS = re.compile(r"fills (\d+) % of the forward window")
-_VIEWS = frozenset(
-    (
-        "broadcast_in_dim",
-        "convert_element_type",
-        "expand_dims",
-        "reshape",
-        "squeeze",
-        "transpose",
-    )
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +95,7 @@ def _filled(window_used: float) -> str:
     """How much of a layer's time its copies take; over 100 % nobody reads as that."""
     if window_used < 1.005:
         return f"copies fill {window_used:.0%}"
-    return f"copies take {_times(window_used)} × a layer's time"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+    return f"copies take {format_ratio(window_used)} × a layer's time"
 
 
 def _stack_groups(values: Sequence[DecisionRecord], room: int, width: int) -> list[str]:
@@ -220,24 +199,10 @@ def _reason(alike: Sequence[DecisionRecord], largest: DecisionRecord) -> str:
 
     Sizes in the table are of all layers; what a reason says is of one value in one.
     """
-    maker = _WORDS.match(largest.name)
-    free = largest.decision == "keep" and largest.reason.startswith(_FREE)
-    if free and maker and maker[0] in _VIEWS:
-        # It costs nothing to make: what is spared is the value that it comes from.
-        what = "a conversion" if maker[0] == "convert_element_type" else "a view"
-        return f"{what}: without it, the value behind it is kept or computed again"
-    text = _FREES.sub(r"costs \1, frees \2 a layer", largest.reason)
-    text = text.replace("next to nothing a layer", "next to nothing")
-    text = _FILLS.sub(_overfilled, text)
-    if len(alike) == 1 or not text:
-        return text
+    if len(alike) == 1 or not largest.reason:
+        return largest.reason
     same = all((v.reason, v.bytes) == (largest.reason, largest.bytes) for v in alike)
-    return f"{'each' if same else 'largest'}: {text}"
-
-
-def _overfilled(found: re.Match[str]) -> str:
-    ratio = float(found[1]) / 100
-    return found[0] if ratio <= 1 else f"takes {_times(ratio)} × the forward window"
+    return f"{'each' if same else 'largest'}: {largest.reason}"
 
 
 def _fold(

@@ -7,7 +7,7 @@ LAYERS = (
     # Figures with sources, records, and the files that touch private JAX.
     (
         *("_figures", "_gpu_targets", "_hardware", "_hlo_proto", "_jax", "_mark"),
-        *("_pinned", "_stages"),
+        *("_link_ranges", "_pinned", "_stages"),
     ),
     (
         "_plan_record",
@@ -113,7 +113,7 @@ LAYERS = (
     ("_inspect", "_measure", "_options", "_survey"),
     ("_trial", "_forecast"),
     ("_loop", "_describe", "_export", "_reasons"),
-    ("_certificate", "_forms"),
+    ("_certificate", "_forms", "_sensitivity"),
     ("_plan",),
     ("_planning",),
     ("_verify_run", "_verify_tolerance"),
@@ -146,6 +146,7 @@ WITHOUT_JAX = {
     "_inspect_record",
     "_ledger",
     "_intent_record",
+    "_link_ranges",
     "_liveness",
     "_lowered",
     "_measured",

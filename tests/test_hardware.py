@@ -1,10 +1,20 @@
 """The hardware table: every figure says where it is from, and unknown stays unknown."""
 
+import dataclasses
 import itertools
 
 import pytest
 
-from stowax._figures import GIB, Chip, Figure
+from stowax._figures import (
+    GIB,
+    MATRIX_EFFICIENCY,
+    MEMORY_EFFICIENCY,
+    OPERATIONS,
+    RATE,
+    Chip,
+    Figure,
+    measured,
+)
 from stowax._gpu_targets import GPU_CHIPS, gpu_memory_bytes, gpu_target_config
 from stowax._hardware import CHIPS, chip_of_kind
 
@@ -48,6 +58,39 @@ def test_rates_keep_their_order(chip: Chip) -> None:
         assert vector < half
     if chip.link_in.value is not None:
         assert chip.link_in.value < chip.memory_rate()
+
+
+@pytest.mark.parametrize("chip", ACCELERATORS, ids=lambda chip: chip.key)
+def test_the_links_range_has_what_is_planned_with_inside(chip: Chip) -> None:
+    low, high = chip.link_low.value, chip.link_high.value
+    assert low < high
+    for sustained, nominal in (
+        (chip.sustained_out, chip.link_out),
+        (chip.sustained_in, chip.link_in),
+    ):
+        planned = sustained.value or nominal.value
+        assert planned is None or low <= planned <= high
+
+
+def test_what_is_measured_is_what_programs_reach() -> None:
+    quoted = CHIPS["7x"]  # two devices a chip
+    here = dataclasses.replace(
+        quoted,
+        matrix=(("bfloat16", measured(8e12, OPERATIONS, "a test")),),
+        memory_bandwidth=measured(2e12, RATE, "a test"),
+        vector=measured(6e12, OPERATIONS, "a test"),
+        host_update=measured(4e9, RATE, "a test"),
+    )
+    assert here.matrix_reached("bfloat16") == here.matrix_rate("bfloat16") == 4e12
+    assert here.memory_reached() == here.memory_rate() == 1e12
+    assert here.vector_reached() == 3e12
+    assert here.host_rate() == 2e9
+    # Of what is quoted a part is reached; what is unknown stays so.
+    nominal = quoted.matrix_rate("bfloat16")
+    assert quoted.matrix_reached("bfloat16") == nominal * MATRIX_EFFICIENCY
+    assert quoted.memory_reached() == quoted.memory_rate() * MEMORY_EFFICIENCY
+    assert quoted.vector_reached() is None
+    assert quoted.host_rate() is None
 
 
 def test_a_rate_nobody_gave_is_none_and_not_zero() -> None:

@@ -58,16 +58,20 @@ class ChipFigures(Protocol):
         """A figure whose `value` is in bytes/second, both directions, or `None`."""
         ...
 
-    def matrix_rate(self, dtype: str) -> float | None:
-        """Operations per second of matrix products, or `None`."""
+    def matrix_reached(self, dtype: str) -> float | None:
+        """Operations per second that matrix products reach, or `None`."""
         ...
 
     def memory_rate(self) -> float | None:
-        """Bytes per second of device memory, or `None`."""
+        """Bytes per second of device memory, nominally, or `None`."""
         ...
 
-    def vector_rate(self) -> float | None:
-        """Elementwise operations per second, or `None`."""
+    def memory_reached(self) -> float | None:
+        """Bytes per second of device memory that loops reach, or `None`."""
+        ...
+
+    def vector_reached(self) -> float | None:
+        """Elementwise operations per second that loops reach, or `None`."""
         ...
 
 
@@ -118,8 +122,8 @@ def seconds(cost: OperationCost, chip: ChipFigures, *, shards: int = 1) -> float
     """Time that one device takes for its `1 / shards` of `cost`, by the roofline.
 
     The larger of arithmetic (matrix and vector operations one after the other) and
-    memory, plus communication: collectives wait for what they send. Rates are the
-    chip's, times the efficiencies of this module (Williams, Waterman and Patterson,
+    memory, plus communication: collectives wait for what they send. Rates are what
+    programs reach of the chip's (Williams, Waterman and Patterson,
     *Roofline*, 2009). A dtype that the chip's table lacks runs at its slowest matrix
     rate; an unknown vector rate is taken from `VECTOR_OPERATIONS_PER_BYTE`, an unknown
     interconnect is as slow as memory.
@@ -133,14 +137,18 @@ def seconds(cost: OperationCost, chip: ChipFigures, *, shards: int = 1) -> float
     """
     if shards < 1:
         raise ArgumentError("shards", str(shards), "Write 1 for an unsharded value.")
-    memory_rate = _memory_rate(chip)
-    vector_rate = chip.vector_rate() or VECTOR_OPERATIONS_PER_BYTE * memory_rate
-    arithmetic = cost.vector_flops / (vector_rate * VECTOR_EFFICIENCY)
+    nominal, reached = chip.memory_rate(), chip.memory_reached()
+    if nominal is None or reached is None:
+        raise ArgumentError(
+            "chip", "one without a memory bandwidth", "Name a chip with that figure."
+        )
+    unknown = VECTOR_OPERATIONS_PER_BYTE * nominal * VECTOR_EFFICIENCY
+    arithmetic = cost.vector_flops / (chip.vector_reached() or unknown)
     for dtype, flops in cost.matrix_flops:
-        arithmetic += flops / (_matrix_rate(chip, dtype) * MATRIX_EFFICIENCY)
-    memory = cost.total_bytes / (memory_rate * MEMORY_EFFICIENCY)
+        arithmetic += flops / _matrix_rate(chip, dtype)
+    memory = cost.total_bytes / reached
     one_way = chip.interconnect.value
-    wire_rate = one_way / 2 if one_way is not None else memory_rate
+    wire_rate = one_way / 2 if one_way is not None else nominal
     wire = cost.collective_bytes / (wire_rate * INTERCONNECT_EFFICIENCY)
     return (max(arithmetic, memory) + wire) / shards
 
@@ -197,21 +205,12 @@ def program_seconds(jaxpr: Any, chip: ChipFigures, *, shards: int = 1) -> float:
     )
 
 
-def _memory_rate(chip: ChipFigures) -> float:
-    rate = chip.memory_rate()
-    if rate is None:
-        raise ArgumentError(
-            "chip", "one without a memory bandwidth", "Name a chip with that figure."
-        )
-    return rate
-
-
 def _matrix_rate(chip: ChipFigures, dtype: str) -> float:
-    """The rate of `dtype`, or of the slowest dtype that the table has."""
-    rate = chip.matrix_rate(dtype)
+    """What products of `dtype` reach, or of the slowest dtype that the table has."""
+    rate = chip.matrix_reached(dtype)
     if rate is not None:
         return rate
-    known = [r for d in ("float32", "bfloat16") if (r := chip.matrix_rate(d))]
+    known = [r for d in ("float32", "bfloat16") if (r := chip.matrix_reached(d))]
     if not known:
         raise ArgumentError(
             "chip", "one without a matrix rate", "Name a chip with that figure."
@@ -222,7 +221,7 @@ def _matrix_rate(chip: ChipFigures, dtype: str) -> float:
 def _known(cost: OperationCost, chip: ChipFigures) -> bool:
     if cost.collective_bytes and chip.interconnect.value is None:
         return False
-    return all(chip.matrix_rate(dtype) is not None for dtype, _ in cost.matrix_flops)
+    return all(chip.matrix_reached(dtype) is not None for dtype, _ in cost.matrix_flops)
 
 
 def _flat_of(jaxpr: Any) -> Flat:

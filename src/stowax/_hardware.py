@@ -25,6 +25,7 @@ from ._figures import (
     unknown,
 )
 from ._gpu_targets import gpu_memory_bytes
+from ._link_ranges import with_link_range
 
 
 def _matrix(source: str, tera: dict[str, float]) -> tuple[tuple[str, Figure], ...]:
@@ -382,7 +383,7 @@ _CPU = Chip(
 )
 
 CHIPS: Mapping[str, Chip] = types.MappingProxyType(
-    {chip.key: chip for chip in (*_TPUS, *_GPUS, _CPU)}
+    {chip.key: with_link_range(chip) for chip in (*_TPUS, *_GPUS, _CPU)}
 )
 """Every chip of the table by its key."""
 

@@ -39,7 +39,9 @@ class Target:
 
     `device_bytes` is what the chip allows per device, `memory_bytes` what it has;
     `host_bytes` is the host memory per device that plans may fill, `link` the host link
-    of one device in bytes per second. `pinned_bytes` is the host memory per device that
+    of one device in bytes per second. Where that is assumed, not measured on the
+    machine, `link_range` has its ends: at the least, and at the most.
+    `pinned_bytes` is the host memory per device that
     a GPU's plugin pins (`None` where nothing is known to limit it): as this process has
     it, or by default on a machine that is not there. `notes` are things about these
     figures that a user has to know. A `compile_only` target can be compiled for but
@@ -58,6 +60,7 @@ class Target:
     notes: tuple[str, ...] = ()
     compile_devices: tuple[Any, ...] | None = None
     pinned_bytes: int | None = None
+    link_range: tuple[Link, Link] | None = None
 
     @property
     def device_count(self) -> int:
@@ -187,16 +190,31 @@ def make_target(
         notes=tuple(notes),
         compile_devices=compile_devices,
         pinned_bytes=pinned,
+        link_range=_link_range(chip),
     )
 
 
 def _link(chip: Chip) -> Link:
     """What was measured where there is a measurement, else what was quoted."""
+    out = chip.sustained_out.value or chip.link_out.value
+    into = chip.sustained_in.value or chip.link_in.value
     return Link(
-        device_to_host=(
-            chip.sustained_out.value or chip.link_out.value or _FALLBACK_LINK
-        ),
-        host_to_device=chip.sustained_in.value or chip.link_in.value or _FALLBACK_LINK,
+        device_to_host=out / chip.devices_per_chip if out else _FALLBACK_LINK,
+        host_to_device=into / chip.devices_per_chip if into else _FALLBACK_LINK,
+    )
+
+
+def _link_range(chip: Chip) -> tuple[Link, Link] | None:
+    """The ends of the link's range per device, with `_link` between them."""
+    if chip.link_low.value is None or chip.link_high.value is None:
+        return None
+    low = chip.link_low.value / chip.devices_per_chip
+    high = chip.link_high.value / chip.devices_per_chip
+    link = _link(chip)
+    out, into = link.device_to_host, link.host_to_device
+    return (
+        Link(device_to_host=min(low, out), host_to_device=min(low, into)),
+        Link(device_to_host=max(high, out), host_to_device=max(high, into)),
     )
 
 

@@ -33,6 +33,7 @@ from ._plan_record import ArgumentRecord, Baseline, PinPrice
 from ._planner import solve
 from ._preferences import Preferences
 from ._rewrite import Options
+from ._sensitivity import link_notes
 from ._stages import Value, least_bytes
 from ._state import NAME as STATE
 from ._state import device_bytes, partition_of, shard_shape
@@ -338,6 +339,7 @@ def _figures(found: Found) -> dict[str, Any]:
                 best.decisions,
                 unrolled=search is not found.rolled,
             ),
+            *(link_notes(search, best.decisions) if fits else ()),
         ),
         "solving_seconds": search.solving_seconds,
         "in_the_way": () if fits else in_the_way(survey),

@@ -179,13 +179,21 @@ def _assumptions(chip: Chip, link: Link, duplex: bool) -> tuple[str, ...]:
     if chip.platform == "tpu" and chip.clock.known:
         lines.append(f"compiler's cycle estimates at {chip.clock.value:.4g} Hz")
     else:
-        lines.append(
-            f"roofline at {MATRIX_EFFICIENCY:g} of the nominal matrix throughput and "
-            f"{MEMORY_EFFICIENCY:g} of the bandwidth, assumed"
-        )
+        lines.append(_roofline(chip))
     if chip.platform == "gpu":
         lines.append(f"{LAUNCH_SECONDS * 1e6:g} µs per kernel launch, assumed")
     return tuple(lines)
+
+
+def _roofline(chip: Chip) -> str:
+    products = {figure.kind == "measured" for _, figure in chip.matrix}
+    if chip.memory_bandwidth.kind == "measured" and True in products:
+        rest = ", of other dtypes as assumed" if False in products else ""
+        return f"roofline at the matrix throughput{rest} and the bandwidth measured"
+    return (
+        f"roofline at {MATRIX_EFFICIENCY:g} of the nominal matrix throughput and "
+        f"{MEMORY_EFFICIENCY:g} of the bandwidth, assumed"
+    )
 
 
 def _run(clock: _Clock, computation: Computation) -> None:
@@ -346,9 +354,9 @@ def _host_call(clock: _Clock, item: Instruction) -> None:
 def _by_bytes(clock: _Clock, item: Instruction) -> float:
     # Where even the memory's rate is unknown the link's is all that there is to divide
     # by.
-    rate = clock.chip.memory_rate()
-    rate = rate * MEMORY_EFFICIENCY if rate else clock.link.host_to_device
-    return item.bytes_accessed / rate
+    return item.bytes_accessed / (
+        clock.chip.memory_reached() or clock.link.host_to_device
+    )
 
 
 def _price(clock: _Clock, item: Instruction) -> float:
@@ -357,9 +365,9 @@ def _price(clock: _Clock, item: Instruction) -> float:
     if cycles is not None and hertz:
         return cycles / hertz
     seconds = _by_bytes(clock, item)
-    rate = clock.chip.matrix_rate(item.dtype)
+    rate = clock.chip.matrix_reached(item.dtype)
     if item.flops > 0 and rate:
-        seconds = max(seconds, item.flops / (rate * MATRIX_EFFICIENCY))
+        seconds = max(seconds, item.flops / rate)
     if clock.chip.platform == "gpu":
         seconds += LAUNCH_SECONDS
     what = item.target or item.opcode

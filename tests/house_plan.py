@@ -10,6 +10,8 @@ LAYERS = (
         *("_link_ranges", "_pinned", "_stages"),
     ),
     (
+        "_calibrated",
+        "_calibration_record",
         "_plan_record",
         "_program_record",
         "_perfetto",
@@ -69,6 +71,8 @@ LAYERS = (
         "_argument_roles",
         "_asked",
         "_buffers",
+        "_calibration_file",
+        "_calibration_programs",
         "_candidates",
         "_compiled",
         "_cost",
@@ -104,13 +108,14 @@ LAYERS = (
         "_simulate",
         "_state",
         "_stays",
+        "_stopwatch",
         "_stream",
         "_target",
         "_xplane",
         "_xplane_roles",
         "_measured",
     ),
-    ("_inspect", "_measure", "_options", "_survey"),
+    ("_calibrate", "_inspect", "_measure", "_options", "_survey"),
     ("_trial", "_forecast"),
     ("_loop", "_describe", "_export", "_reasons"),
     ("_certificate", "_forms", "_sensitivity"),
@@ -120,7 +125,10 @@ LAYERS = (
     ("_verify_blame", "_verify_compare", "_verify_gradients"),
     ("_verify",),
     ("__init__",),
-    ("integrations", "_cli", "_cli_base", "_cli_inspect", "_demo", "_user_file"),
+    (
+        *("integrations", "_cli", "_cli_base", "_cli_calibrate", "_cli_inspect"),
+        *("_demo", "_user_file"),
+    ),
     ("__main__",),
 )
 
@@ -128,6 +136,9 @@ LAYERS = (
 # solved and reported anywhere.
 WITHOUT_JAX = {
     "_buffers",
+    "_calibrated",
+    "_calibration_file",
+    "_calibration_record",
     "_errors",
     "_figures",
     "_files",
@@ -167,6 +178,7 @@ WITHOUT_JAX = {
     "_record_json",
     "_simulate",
     "_stages",
+    "_stopwatch",
     "_timeline",
     "_units",
     "_verify_record",

@@ -324,7 +324,9 @@ def test_long_messages_of_jax_are_cut_after_the_first_paragraph():
     assert where_it_failed(error) == "TypeError: what is wrong"
 
 
-@pytest.mark.parametrize("command", ["plan", "inspect", "verify", "targets", "demo"])
+@pytest.mark.parametrize(
+    "command", ["plan", "inspect", "verify", "calibrate", "targets", "demo"]
+)
 def test_help_has_examples(command):
     code, out, _ = run(command, "--help")
     assert code == 0

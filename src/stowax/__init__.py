@@ -14,6 +14,7 @@ from ._errors import StowaxError as StowaxError
 if TYPE_CHECKING:
     from ._target import target as target
     from ._target import targets as targets
+    from ._calibrate import calibrate as calibrate
     from ._plan import Plan as Plan
     from ._plan import load_plan as load_plan
     from ._planning import plan as plan
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _LATER = {
     "target": "_target",
     "targets": "_target",
+    "calibrate": "_calibrate",
     "Plan": "_plan",
     "load_plan": "_plan",
     "plan": "_planning",

@@ -1,4 +1,4 @@
-"""The `stowax` command: plan, inspect, verify, targets, demo.
+"""The `stowax` command: plan, inspect, verify, calibrate, targets, demo.
 
 The result goes to stdout and everything else to stderr, so that `--json` can be piped:
 while the user's file runs and the solver works, file descriptor 1 itself points to
@@ -25,6 +25,7 @@ from ._cli_base import (
     progress_to_stderr,
     target_option,
 )
+from ._cli_calibrate import calibrate
 from ._cli_inspect import inspect
 from ._errors import ArgumentError
 from ._files import check_writable
@@ -44,6 +45,7 @@ def main() -> None:
     Examples:
       stowax demo
       stowax targets
+      stowax calibrate
       stowax plan train.py:make --budget 16GiB --target v5p-8 -o plan.json
       stowax inspect train.py:make plan.json
       stowax verify train.py:make plan.json
@@ -151,6 +153,7 @@ def plan(
 
 
 main.add_command(inspect)
+main.add_command(calibrate)
 
 
 @main.command(short_help="Run a step with its plan and without, and compare.")
@@ -252,6 +255,8 @@ def _row_as_json(row: Any) -> dict[str, Any]:
         "chips_per_host": row.chip.chips_per_host,
         "devices_per_chip": row.chip.devices_per_chip,
         "figures": figures,
+        "measured": {name: found.to_json() for name, found in row.measured},
+        "notes": row.notes,
     }
 
 

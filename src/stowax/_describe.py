@@ -286,11 +286,13 @@ def host_notes(
         for part in updated_on_host(body, chosen)
     ]
     if parts:
-        rate = (survey.target.chip.host_rate() or 0.0) / 1e9
+        chip = survey.target.chip
+        rate = (chip.host_rate() or 0.0) / 1e9
+        known = "a measured" if chip.host_update.known else "an assumed"
         count = sum(len(part.values) for part in parts)
         found.append(
             f"the host's processor updates {count} value{'s' * (count != 1)} of the "
-            f"state, at an assumed {rate:.3g} GB/s a device; forbid=['host update'] "
+            f"state, at {known} {rate:.3g} GB/s a device; forbid=['host update'] "
             "streams them through the device"
         )
     hazards = inspection.hazards if inspection else ()

@@ -64,7 +64,12 @@ def _value_of(wanted: Any, value: Any, where: str) -> Any:
                 _value_of(kind, item, _below(where, k))
                 for k, (kind, item) in enumerate(zip(kinds, value, strict=True))
             )
-    elif origin is types.UnionType:
+    elif origin is dict and isinstance(value, dict):
+        return {
+            str(key): _value_of(inside[1], item, _below(where, key))
+            for key, item in value.items()
+        }
+    elif origin in (types.UnionType, typing.Union):
         if value is None and type(None) in inside:
             return None
         (kind,) = (kind for kind in inside if kind is not type(None))

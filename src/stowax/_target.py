@@ -18,6 +18,9 @@ from typing import Any
 import jax
 
 from . import _jax
+from ._calibrated import calibrated, calibration_notes
+from ._calibration_file import find_calibration
+from ._calibration_record import CalibrationRecord
 from ._errors import ArgumentError, CompileError, MissingExtraError
 from ._figures import Chip
 from ._gpu_targets import GPU_CHIPS, gpu_target_config
@@ -215,6 +218,30 @@ def _gpu_target(name: str, chip: Chip, count: int) -> Target:
     return make_target(name, chip, _jax.stand_in_devices(count), compile_devices=real)
 
 
+def platform_name(device: Any) -> str:
+    """`"cpu"`, `"gpu"` or `"tpu"`: all makers' GPUs are one platform."""
+    return "gpu" if device.platform in ("cuda", "rocm") else device.platform
+
+
+def local_devices(devices: Iterable[Any]) -> tuple[Any, ...]:
+    """Those of `devices` that this process drives."""
+    return tuple(d for d in devices if d.process_index == jax.process_index())
+
+
+def attached_devices(name: str | None) -> tuple[Any, ...]:
+    """The attached devices of a platform, or of JAX's default one.
+
+    **Raises:** `ArgumentError` where there are none.
+    """
+    if devices := _platform_devices(name):
+        return tuple(devices)
+    raise ArgumentError(
+        "target",
+        f"{name!r}, and JAX sees no {name} here",
+        "Write a name from stowax.targets(), such as 'v5p-8' or 'h100'.",
+    )
+
+
 def _platform_devices(platform: str | None) -> list[Any]:
     """The attached devices of `platform` that this process drives; empty if none."""
     _jax.discover_plugins()
@@ -225,31 +252,43 @@ def _platform_devices(platform: str | None) -> list[Any]:
 
 
 def _attached(name: str | None) -> Target:
-    devices = _platform_devices(name)
-    if not devices:
-        raise ArgumentError(
-            "target",
-            f"{name!r}, and JAX sees no {name} here",
-            "Write a name from stowax.targets(), such as 'v5p-8' or 'h100'.",
-        )
+    devices = attached_devices(name)
     first = devices[0]
     chip = chip_of_kind(first.device_kind)
-    notes = []
+    found, note = _calibration(devices)
+    notes = [note] if note else []
     if chip is None:
         chip = CHIPS["cpu"]
         if first.platform != "cpu":
+            its = "what was not measured of its times is" if found else "its times are"
             notes.append(
-                f"{first.device_kind} is not in the hardware table: its times are "
-                "predicted with a CPU's figures"
+                f"{first.device_kind} is not in the hardware table: {its} predicted "
+                "with a CPU's figures"
             )
-    platform = "gpu" if first.platform in ("cuda", "rocm") else first.platform
+    if found is not None:
+        chip = calibrated(chip, found)
+        notes += calibration_notes(found)
+    platform = platform_name(first)
     return make_target(
         name or platform,
         chip,
-        tuple(devices),
+        devices,
         platform=platform,
         attached=True,
         notes=notes,
+    )
+
+
+def _calibration(devices: Iterable[Any]) -> tuple[CalibrationRecord | None, str | None]:
+    """What was measured of attached devices, or why that is not used."""
+    local = local_devices(devices)
+    if not local:
+        return None, None
+    return find_calibration(
+        local[0].device_kind,
+        len(local),
+        jax.__version__,
+        processes=jax.process_count(),
     )
 
 
@@ -258,13 +297,17 @@ class TargetRow:
     """One chip in the list of targets: what may be written, and its main figures.
 
     `names` are what `stowax.target` takes for it. Figures are those of the chip, with
-    their origin; `unknown` names the ones that nobody gave.
+    their origin; `unknown` names the ones that nobody gave. `measured` has what was
+    measured of attached devices on this machine, by the name of the target, and `notes`
+    say what of that is there and not used.
     """
 
     chip: Chip
     names: tuple[str, ...]
     attached: bool
     unknown: tuple[str, ...]
+    measured: tuple[tuple[str, CalibrationRecord], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def targets_table() -> list[TargetRow]:
@@ -280,14 +323,21 @@ def _rows(found: Iterable[TargetName]) -> list[TargetRow]:
     names: dict[str, list[TargetName]] = {}
     for record in found:
         names.setdefault(record.chip.key, []).append(record)
-    return [
-        TargetRow(
-            chip=CHIPS[key],
-            names=tuple(record.name for record in records),
-            attached=any(record.attached for record in records),
-            unknown=tuple(
-                title for title, figure in CHIPS[key].figures() if not figure.known
-            ),
-        )
-        for key, records in names.items()
-    ]
+    return [_row(CHIPS[key], records) for key, records in names.items()]
+
+
+def _row(chip: Chip, records: list[TargetName]) -> TargetRow:
+    measured, notes = [], []
+    for record in records:
+        if record.attached:
+            found, note = _calibration(_platform_devices(record.name))
+            measured += [(record.name, found)] if found else []
+            notes += [note] if note else []
+    return TargetRow(
+        chip=chip,
+        names=tuple(record.name for record in records),
+        attached=any(record.attached for record in records),
+        unknown=tuple(title for title, figure in chip.figures() if not figure.known),
+        measured=tuple(measured),
+        notes=tuple(notes),
+    )

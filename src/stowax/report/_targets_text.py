@@ -7,8 +7,10 @@ deserve, so a mark stands beside every one that no maker's page gives.
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from .._figures import GB, GIB, TERA, Chip, Figure
-from ._layout import Align, facts, lines_of, table, text_width
+from .._calibrated import calibrated
+from .._calibration_record import CalibrationRecord
+from .._figures import GB, GIB, TERA, Chip, Figure, unknown
+from ._layout import Align, count_of, facts, lines_of, table, text_width
 
 MARKS = {"quoted": " ", "measured": "*", "assumed": "~", "unknown": " "}
 """The mark behind a figure, by its kind; the legend says what it means."""
@@ -41,6 +43,16 @@ class TargetRow(Protocol):
     @property
     def attached(self) -> bool:
         """Whether one is attached."""
+        ...
+
+    @property
+    def measured(self) -> tuple[tuple[str, CalibrationRecord], ...]:
+        """What was measured of attached ones here, by the target's name."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is of that and is not used."""
         ...
 
 
@@ -82,6 +94,7 @@ def targets_text(rows: Sequence[TargetRow], width: int | None = None) -> str:
         "stowax targets NAME.",
         columns,
     )
+    lines += [line for row in rows for line in _measured_lines(row, columns)]
     lines += ["", "Sources (read " + _dates(rows) + ")"]
     lines += facts(_sources(rows), columns)
     return "\n".join(lines)
@@ -98,15 +111,29 @@ def target_text(row: TargetRow, width: int | None = None) -> str:
     columns = text_width(width)
     attached = ", attached" if row.attached else ""
     head = f"{row.chip.title}: {', '.join(_spans(row.names))}{attached}"
-    drawn = [
-        (name, _number(figure), _unit(figure), figure.kind, figure.source)
-        for name, figure in row.chip.figures()
-    ]
-    drawn.append(("chips per host", f"{row.chip.chips_per_host}", "", "", ""))
-    headers = ("figure", "value", "", "kind", "source")
-    sides = ("left", "right", "left", "left", "left")
+    here = [dict(calibrated(row.chip, found).figures()) for _, found in row.measured]
+    quoted = dict(row.chip.figures())
+    names = list(dict.fromkeys(name for given in (*here, quoted) for name in given))
+    drawn = []
+    for name in names:
+        figure = quoted.get(name, _NONE)
+        own = [given.get(name, _NONE) for given in here]
+        shown = [_number(f) if f.known and f != figure else "" for f in own]
+        unit = _unit(next((f for f in (figure, *own) if f.known), figure))
+        drawn.append((name, _number(figure), *shown, unit, figure.kind, figure.source))
+    empty = ("",) * len(here)
+    drawn.append(("chips per host", f"{row.chip.chips_per_host}", *empty, "", "", ""))
+    columns_here = tuple(f"{name}\nhere" for name, _ in row.measured)
+    headers = ("figure", "value", *columns_here, "", "kind", "source")
+    sides: tuple[Align, ...] = (
+        *("left", "right"),
+        *("right" for _ in here),
+        *("left", "left", "left"),
+    )
+    flexible = len(headers) - 1
     lines = lines_of(head, columns)
-    lines += ["", *lines_of(table(headers, drawn, sides, flexible=4), columns)]
+    lines += ["", *lines_of(table(headers, drawn, sides, flexible=flexible), columns)]
+    lines += _measured_lines(row, columns)
     return "\n".join(lines)
 
 
@@ -121,8 +148,37 @@ def _table_rows(row: TargetRow) -> Iterable[tuple[str, ...]]:
     shown = _shown(chip)
     cells = [_cell(figure) for name, figure in shown.items() if name != "host"]
     yield (spans[0] + attached, *cells, shared + MARKS[host.kind])
+    for name, found in row.measured:
+        own = _shown(calibrated(chip, found))
+        cells = [
+            _cell(figure) if figure != shown[title] else ""
+            for title, figure in own.items()
+            if title != "host"
+        ]
+        yield (f"  {name} as measured", *cells, "")
     for span in spans[1:]:
         yield (span, *[""] * 6)
+
+
+_NONE = unknown("bytes/second")
+
+
+def _measured_lines(row: TargetRow, columns: int) -> list[str]:
+    """What was measured on this machine, or that nothing was."""
+    said = []
+    for name, found in row.measured:
+        busy = count_of(found.device_count, "device")
+        together = " at once" * (found.device_count > 1)
+        said.append(
+            f"{name} was measured on {found.date[:10]}, {busy}{together} (stowax "
+            "calibrate measures again)."
+        )
+    said += [f"Note: {note}." for note in row.notes]
+    if row.attached and not said:
+        said.append(
+            "Nothing was measured here yet: stowax calibrate does, in two minutes."
+        )
+    return [line for text in said for line in ["", *lines_of(text, columns)]]
 
 
 def _best(sustained: Figure, nominal: Figure) -> Figure:

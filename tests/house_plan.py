@@ -46,6 +46,7 @@ LAYERS = (
         "_passes",
         "_periods",
         "_pipeline",
+        "_reach",
         "_repeats",
         "_rewrite",
         "_roles",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _jax
-from ._roles import flow_of
+from ._reach import reach
 
 _DIFFERENTIATED = "jvp("
 
@@ -29,14 +29,13 @@ def argument_roles(traced: Any, planned: Sequence[str] = ()) -> Mapping[str, str
         return dict(zip(names, planned, strict=True))
     read = 0
 
-    def on_equation(equation: Any, reached: int) -> None:
+    def tell(equation: Any, reached: int) -> None:
         nonlocal read
         if _DIFFERENTIATED in _jax.name_stack(equation):
             read |= reached
 
-    outputs = flow_of(
-        traced.jaxpr, [1 << i for i in range(len(jaxpr.invars))], on_equation
-    )
+    inputs = [1 << i for i in range(len(jaxpr.invars))]
+    outputs = reach(traced.jaxpr, inputs, choices=True, tell=tell)
     if not read or len(names) != len(jaxpr.invars):
         return {}
     returned = [

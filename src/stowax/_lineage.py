@@ -6,16 +6,18 @@ weights and depends on them, but by way of a product. That tells a step that ret
 state from a function that returns gradients, without any mark in the code.
 
 What is followed: elementwise operations, updates of slices (state that is changed row
-by row), copies between memories, and calls and loops by their insides. A scan that
-changes its `xs` one after the other and stacks them again hands the whole array on.
+by row), copies between memories, and calls and loops by their insides (`_reach`). A
+scan that changes its `xs` one after the other and stacks them again hands the whole
+array on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from . import _jax
+from ._reach import reach, union
 from ._update_inline import ELEMENTWISE
 
 _IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
@@ -49,8 +51,8 @@ def returned_state(jaxpr: Any) -> Mapping[int, int]:
     but a function of it (a copy to another memory, say).
     """
     opened = _jax.open_jaxpr(jaxpr)
-    made_of = _walk(jaxpr, _bits(opened), _in_place)
-    reached = _walk(jaxpr, _bits(opened), _anything)
+    made_of = reach(jaxpr, _bits(opened), _in_place)
+    reached = reach(jaxpr, _bits(opened))
     free = list(range(len(opened.outvars)))
     pairs: dict[int, int] = {}
     for i, variable in enumerate(opened.invars):
@@ -87,7 +89,7 @@ def fetched_in_vain(jaxpr: Any) -> frozenset[int]:
         return values[: len(equation.outvars)]
 
     opened = _jax.open_jaxpr(jaxpr)
-    _walk(jaxpr, _bits(opened), part)
+    reach(jaxpr, _bits(opened), part)
     return frozenset(i for i in range(len(opened.invars)) if found & 1 << i)
 
 
@@ -110,13 +112,13 @@ def returned_copies(jaxpr: Any) -> frozenset[int]:
                 out.append(value if _in_host(after) else 0)
             return out
         if name in _IN_PLACE or name == "concatenate":
-            return [_union(values)]
+            return [union(values)]
         if name not in _PARTS:
             return [0] * len(equation.outvars)
         return values[: len(equation.outvars)]
 
     opened = _jax.open_jaxpr(jaxpr)
-    returned = _union(_walk(jaxpr, [0] * len(opened.invars), move))
+    returned = union(reach(jaxpr, [0] * len(opened.invars), move))
     return frozenset(number for number, bit in bits.items() if returned & bit)
 
 
@@ -147,66 +149,4 @@ def _in_place(equation: Any, values: list[int]) -> list[int]:
         for value, atom in zip(values, equation.invars, strict=True)
         if _type(atom)[0] == shape
     ]
-    return [_union(kept)] * len(equation.outvars)
-
-
-def _anything(equation: Any, values: list[int]) -> list[int]:
-    return [_union(values)] * len(equation.outvars)
-
-
-Rule = Callable[[Any, list[int]], list[int]]
-
-
-def _walk(jaxpr: Any, inputs: Sequence[int], rule: Rule) -> list[int]:
-    """For each output, as bits, what among `inputs` it is made of under a rule."""
-    opened = _jax.open_jaxpr(jaxpr)
-    env: dict[Any, int] = dict.fromkeys(opened.constvars, 0)
-    env.update(zip(opened.invars, inputs, strict=True))
-
-    def read(atom: Any) -> int:
-        return 0 if isinstance(atom, _jax.Literal) else env[atom]
-
-    for equation in opened.eqns:
-        values = [read(v) for v in equation.invars]
-        out = _equation(equation, values, rule)
-        env.update(zip(equation.outvars, out, strict=True))
-    return [read(v) for v in opened.outvars]
-
-
-def _equation(equation: Any, values: list[int], rule: Rule) -> list[int]:
-    params, name = equation.params, equation.primitive.name
-    if name == "scan":  # `xs` reach what is stacked as whole arrays, changed in turn
-        consts, carried = _jax.scan_counts(equation)
-        return _carried(params["jaxpr"], values, consts, consts + carried, rule)
-    if name == "while":
-        a, b = params["cond_nconsts"], params["body_nconsts"]
-        body = [*values[a : a + b], *values[a + b :]]
-        return _carried(params["body_jaxpr"], body, b, len(body), rule)
-    if name == "cond":
-        branches = [_walk(b, values[1:], rule) for b in params["branches"]]
-        return [_union(column) for column in zip(*branches, strict=True)]
-    for inner in (params.get("jaxpr"), params.get("call_jaxpr")):
-        if inner is not None and len(_jax.open_jaxpr(inner).invars) == len(values):
-            return _walk(inner, values, rule)
-    return rule(equation, values)
-
-
-def _carried(
-    body: Any, values: list[int], start: int, stop: int, rule: Rule
-) -> list[int]:
-    """A loop whose carry is `values[start:stop]`, until nothing more is added."""
-    while True:
-        out = _walk(body, values, rule)
-        carry = [
-            v | o for v, o in zip(values[start:stop], out[: stop - start], strict=True)
-        ]
-        if carry == values[start:stop]:
-            return out
-        values = [*values[:start], *carry, *values[stop:]]
-
-
-def _union(sets: Sequence[int]) -> int:
-    total = 0
-    for one in sets:
-        total |= one
-    return total
+    return [union(kept)] * len(equation.outvars)

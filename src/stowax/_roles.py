@@ -27,6 +27,7 @@ from . import _jax
 from ._boundary import Emission
 from ._frozen import find_frozen
 from ._jaxpr import is_float
+from ._reach import everything, reach
 from ._stages import Role
 
 _DIFFERENTIATED, _CONSTANT = "stowax.differentiated", "stowax.constant"
@@ -78,18 +79,19 @@ def find_roles(
     differentiated = False
     every = (1 << count) - 1
 
-    def on_equation(equation: Any, arguments: int) -> int | None:
+    def rule(equation: Any, values: list[int]) -> list[int]:
         """Behind a marked input, arguments do not reach anything `directly`."""
         nonlocal differentiated
         name = equation.params["name"] if equation.primitive.name == "name" else ""
         differentiated |= name == _DIFFERENTIATED  # perhaps a constant, by no argument
         if name not in reached:
-            return None
+            return everything(equation, values)
+        (arguments,) = values
         reached[name] |= arguments & every
-        return arguments & every
+        return [arguments & every]
 
     both = [1 << i | 1 << count + i for i in range(count)]
-    outputs = flow_of(jaxpr, both, on_equation)
+    outputs = reach(jaxpr, both, rule, choices=True)
     parameters = reached[_DIFFERENTIATED]
     trained = frozenset(i for i in range(count) if parameters >> i & 1)
     frozen = find_frozen(jaxpr, boundary, trained) if differentiated else frozenset()
@@ -150,80 +152,3 @@ def _pair(
     for i in trained:
         take(i, lambda k, i=i: reached[k] >> i & 1 and direct[k] & of_state)
     return dict(sorted(pairs.items()))
-
-
-OnEquation = Callable[[Any, int], int | None]
-"""What is told of every equation on the way: itself, and which arguments reach it.
-
-What it returns, unless that is `None`, is what of these comes through.
-"""
-
-
-def flow_of(jaxpr: Any, inputs: Sequence[int], on_equation: OnEquation) -> list[int]:
-    """Which arguments (as bits) reach each output, given what reaches the inputs."""
-    opened = _jax.open_jaxpr(jaxpr)
-    env: dict[Any, int] = dict.fromkeys(opened.constvars, 0)
-    env.update(zip(opened.invars, inputs, strict=True))
-
-    def read(atom: Any) -> int:
-        return 0 if isinstance(atom, _jax.Literal) else env[atom]
-
-    for equation in opened.eqns:
-        values = [read(v) for v in equation.invars]
-        through = on_equation(equation, _union(values))
-        out = _flow_equation(equation, values, on_equation)
-        if through is not None:
-            out = [through] * len(out)
-        env.update(zip(equation.outvars, out, strict=True))
-    return [read(v) for v in opened.outvars]
-
-
-def _flow_equation(
-    equation: Any, values: list[int], on_equation: OnEquation
-) -> list[int]:
-    params, name = equation.params, equation.primitive.name
-    if name == "name":
-        return values
-    if name == "scan":
-        a, carried = _jax.scan_counts(equation)
-        return _flow_loop(params["jaxpr"], values, a, a + carried, on_equation)
-    if name == "while":
-        a, b = params["cond_nconsts"], params["body_nconsts"]
-        body = [*values[a : a + b], *values[a + b :]]
-        condition = 0
-        for v in values[:a]:
-            condition |= v
-        out = _flow_loop(params["body_jaxpr"], body, b, len(body), on_equation)
-        return [v | condition for v in out]
-    if name == "cond":
-        branches = [flow_of(b, values[1:], on_equation) for b in params["branches"]]
-        return [values[0] | _union(column) for column in zip(*branches, strict=True)]
-    for inner in (params.get("jaxpr"), params.get("call_jaxpr")):
-        if inner is not None and len(_jax.open_jaxpr(inner).invars) == len(values):
-            return flow_of(inner, values, on_equation)
-    return [_union(values)] * len(equation.outvars)
-
-
-def _union(sets: Sequence[int]) -> int:
-    total = 0
-    for one in sets:
-        total |= one
-    return total
-
-
-def _flow_loop(
-    body: Any,
-    values: list[int],
-    start: int,
-    stop: int,
-    on_equation: OnEquation,
-) -> list[int]:
-    """A loop whose carry is `values[start:stop]`, until nothing more flows."""
-    while True:
-        out = flow_of(body, values, on_equation)
-        carried = [
-            v | o for v, o in zip(values[start:stop], out[: stop - start], strict=True)
-        ]
-        if carried == values[start:stop]:
-            return out
-        values = [*values[:start], *carried, *values[stop:]]

@@ -219,12 +219,30 @@ def test_a_link_that_both_directions_share_is_pointed_out():
     assert shared.together == 3 / 4
     assert calibration_notes(shared)[1] == (
         "with both directions of the host link busy each has 3 GB/s, alone 4 out and 5 "
-        "in; plans reckon with the latter"
+        "in; the model reckons with the latter, the schedule is simulated with both at "
+        "once"
     )
     free = dataclasses.replace(
         shared, copies=(CopyRates(bytes=2**26, out=4 * GB, into=5 * GB, both=4 * GB),)
     )
     assert len(calibration_notes(free)) == 1
+    turns = dataclasses.replace(
+        shared, copies=(CopyRates(bytes=2**26, out=4 * GB, into=5 * GB, both=2 * GB),)
+    )
+    assert (free.duplex, shared.duplex, turns.duplex) == (True, True, False)
+    assert calibration_notes(turns)[1].endswith("with one direction at a time")
+
+
+def test_a_link_that_takes_turns_is_simulated_so(own_file):
+    step = jax.jit(lambda x: x + 1.0)
+    arguments = (jax.ShapeDtypeStruct((8,), "float32"),)
+    for both, said in ((4, "both directions at once"), (2, "one direction at a time")):
+        row = CopyRates(bytes=2**26, out=4 * GB, into=4 * GB, both=both * GB)
+        save_calibration(dataclasses.replace(FOUND, copies=(row,)))
+        found = stowax.inspect(step, *arguments, target="cpu")
+        assumed = found.timeline.assumptions
+        assert assumed[0] == f"link 4 GB/s out, 4 GB/s in, {said}"
+        assert "roofline at the matrix throughput and the bandwidth measured" in assumed
 
 
 def test_the_list_of_targets_has_both_figures(own_file):

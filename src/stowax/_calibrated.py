@@ -67,9 +67,11 @@ def calibration_notes(found: CalibrationRecord) -> tuple[str, ...]:
             "is a copy within it"
         )
     elif found.link is not None and (found.together or 1.0) < _SHARED:
+        how = "both at once" if found.duplex else "one direction at a time"
         notes.append(
             f"with both directions of the host link busy each has "
             f"{found.link.both / 1e9:.3g} GB/s, alone {found.link.out / 1e9:.3g} out "
-            f"and {found.link.into / 1e9:.3g} in; plans reckon with the latter"
+            f"and {found.link.into / 1e9:.3g} in; the model reckons with the latter, "
+            f"the schedule is simulated with {how}"
         )
     return tuple(notes)

@@ -12,6 +12,9 @@ from ._record_json import NotSuchARecord, record_of
 
 FORMAT_VERSION = 1
 
+_TWO_LANES = 2 / 3
+"""A part of the rate at which copies both ways take one and a half times as long."""
+
 HostWork = Literal["compute_on", "CPU backend", "these devices"]
 """Who ran the host's update: JAX's `compute_on` from the device, XLA's CPU backend
 beside it, or the CPU devices that were measured."""
@@ -84,6 +87,11 @@ class CalibrationRecord:
         if self.link is None:
             return None
         return self.link.both / min(self.link.out, self.link.into)
+
+    @property
+    def duplex(self) -> bool:
+        """Whether both directions at once are nearer to one time than to two."""
+        return self.together is None or self.together > _TWO_LANES
 
     def to_json(self) -> dict[str, Any]:
         """The calibration as JSON types, `format` first."""

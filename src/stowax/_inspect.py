@@ -204,7 +204,8 @@ def inspect_program(
             "Compile it for the target: stowax.inspect(jax.jit(step), *args, "
             "target='v5p-8').",
         )
-    timeline = simulate(program, machine.chip, machine.link)
+    duplex = machine.duplex
+    timeline = simulate(program, machine.chip, machine.link, duplex=duplex)
     used = memory_of(memory)
     place = Machine(
         platform=machine.platform,

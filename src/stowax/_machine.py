@@ -40,7 +40,8 @@ class Target:
     `device_bytes` is what the chip allows per device, `memory_bytes` what it has;
     `host_bytes` is the host memory per device that plans may fill, `link` the host link
     of one device in bytes per second. Where that is assumed, not measured on the
-    machine, `link_range` has its ends: at the least, and at the most.
+    machine, `link_range` has its ends: at the least, and at the most. With `duplex`
+    both directions have that rate at once.
     `pinned_bytes` is the host memory per device that
     a GPU's plugin pins (`None` where nothing is known to limit it): as this process has
     it, or by default on a machine that is not there. `notes` are things about these
@@ -61,6 +62,7 @@ class Target:
     compile_devices: tuple[Any, ...] | None = None
     pinned_bytes: int | None = None
     link_range: tuple[Link, Link] | None = None
+    duplex: bool = True
 
     @property
     def device_count(self) -> int:
@@ -153,6 +155,7 @@ def make_target(
     attached: bool = False,
     compile_devices: tuple[Any, ...] | None = None,
     notes: Sequence[str] = (),
+    duplex: bool = True,
 ) -> Target:
     """A `Target` from the figures of `chip` and, where attached, of this machine."""
     platform = platform or chip.platform
@@ -191,6 +194,7 @@ def make_target(
         compile_devices=compile_devices,
         pinned_bytes=pinned,
         link_range=_link_range(chip),
+        duplex=duplex,
     )
 
 

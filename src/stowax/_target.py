@@ -276,6 +276,7 @@ def _attached(name: str | None) -> Target:
         platform=platform,
         attached=True,
         notes=notes,
+        duplex=found is None or found.duplex,
     )
 
 

@@ -108,7 +108,7 @@ def test_options_reach_the_planner(write, monkeypatch):
     code, _, err = run(
         *("plan", "train.py:make", "--budget", "1GiB", "--host-budget", "2GiB"),
         *("--target", "v5p-8", "--pin", "*a=b*=keep", "--pin", "x=offload"),
-        *("--forbid", "recompute", "--keep-checkpoint"),
+        *("--forbid", "recompute", "--keep-checkpoint", "--compiles", "9"),
     )
     assert code == 2
     assert "planning" in err
@@ -121,6 +121,7 @@ def test_options_reach_the_planner(write, monkeypatch):
         "pin": {"*a=b*": "keep", "x": "offload"},
         "forbid": ("recompute",),
         "keep_checkpoint": True,
+        "compiles": 9,
     }
 
 

@@ -58,6 +58,16 @@ def check_kinds(
         )
 
 
+def check_compiles(compiles: Any, least: int) -> None:
+    """**Raises:** `ArgumentError` for anything but a number from `least` on."""
+    if type(compiles) is not int or compiles < least:
+        raise ArgumentError(
+            "compiles",
+            f"{compiles!r}",
+            f"Write how many programs may be compiled, {least} or more.",
+        )
+
+
 def _texts(items: Collection[Any]) -> bool:
     return all(isinstance(item, str) for item in items)
 

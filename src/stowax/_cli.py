@@ -101,6 +101,13 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
     is_flag=True,
     help="Leave jax.checkpoint in the model as it is.",
 )
+@click.option(
+    "--compiles",
+    type=int,
+    default=4,
+    metavar="N",
+    help="Programs compiled at most (default: 4); more find faster plans.",
+)
 @click.option("-o", "output", metavar="PLAN.json", help="Save the plan.")
 @json_option
 @command
@@ -112,6 +119,7 @@ def plan(
     pins: tuple[str, ...],
     forbid: tuple[str, ...],
     keep_checkpoint: bool,
+    compiles: int,
     output: str | None,
     as_json: bool,
 ) -> int:
@@ -142,6 +150,7 @@ def plan(
             pin=pinned,
             forbid=forbid,
             keep_checkpoint=keep_checkpoint,
+            compiles=compiles,
             progress=progress_to_stderr(),
         )
         if output is not None:

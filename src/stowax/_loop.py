@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
+from ._charges import charged
 from ._forecast import Forecast
 from ._options import overlap_options
 from ._plan_record import Source
@@ -85,7 +86,8 @@ class Search:
     decisions that were made for want of any others that fit. `log` has all that
     was compiled for the plan, other searches' attempts too, `other_bound` the seconds
     below which none of theirs can be, `plain` the predicted bytes of the step as it is,
-    donated or not (see `_forms`).
+    donated or not (see `_forms`). `charges` are what offloaded values were waited for
+    (see `_improve`).
     """
 
     survey: Survey
@@ -98,6 +100,7 @@ class Search:
     log: list[Attempt] = dataclasses.field(default_factory=list)
     other_bound: float = math.inf
     plain: dict[bool, int] = dataclasses.field(default_factory=dict)
+    charges: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict)
     attempts: list[Attempt] = dataclasses.field(default_factory=list)
     correction: int = 0
     link_share: float = 1.0
@@ -178,6 +181,12 @@ class Search:
 
         `survey` stands in for the search's own: the same step, other wishes.
         """
+        return charged(self.uncharged(budget, survey), self.charges)
+
+    def uncharged(
+        self, budget: int | None = None, survey: Survey | None = None
+    ) -> Problem:
+        """The same without what values are charged with."""
         problem = (survey or self.survey).problem(
             budget or self.budget, self.host_budget, self.correction
         )
@@ -200,7 +209,7 @@ class Search:
             if not found:
                 return False
             solution = found[0]
-        attempt = self._compile(solution)
+        attempt = self.compile(solution, MOST_COMPILES)
         late = self._slow_link(attempt)
         return late or not self.fits(attempt) or self._better_known(attempt)
 
@@ -309,15 +318,28 @@ class Search:
             return _CAUTION[3]
         return _CAUTION[2] if fits else _CAUTION[0]
 
-    def _compile(self, solution: Solution) -> Attempt:
+    def options_for(self, decisions: Decisions) -> dict[str, str | bool]:
+        """The compiler options that decisions are compiled with by default."""
+        offloads = any("offload" in chosen for chosen in decisions)
+        own = overlap_options(self.survey.target) if offloads else {}
+        return {**own, **self.user_options}
+
+    def compile(
+        self,
+        solution: Solution,
+        most: int,
+        options: Mapping[str, str | bool] | None = None,
+    ) -> Attempt:
+        """Compiles decisions and takes note of what comes out.
+
+        **Arguments:** `most` is how many programs may be compiled in all, for the
+        line of progress.
+        """
         survey = self.survey
-        offloads = any("offload" in chosen for chosen in solution.decisions)
-        options = {
-            **(overlap_options(survey.target) if offloads else {}),
-            **self.user_options,
-        }
+        if options is None:
+            options = self.options_for(solution.decisions)
         number = len(self.log) + 1
-        self.say(f"compiling plan {number} (at most {MOST_COMPILES})")
+        self.say(f"compiling plan {number} (at most {most})")
         measured = compile_and_read(
             survey,
             f"plan {number}",

@@ -9,6 +9,7 @@ Tried and left out: telling the scheduler of a budget below the chip's memory. O
 synchronous copies (0.068 s a step became 0.230 s) and no less memory.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ._compiled import any_sharded
@@ -50,6 +51,34 @@ def overlap_options(target: Target) -> dict[str, str | bool]:
     if target.platform == "gpu":
         return dict(_GPU_OVERLAP)
     return {}
+
+
+# What `plan(..., compiles=...)` tries, one at a time: each may win or lose with the
+# program, so none is set unless the compiled schedule of this very plan is faster.
+_TPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
+    {"xla_tpu_enable_all_experimental_scheduler_features": False},
+    {"xla_tpu_host_transfer_overlap_limit": "4"},
+    {"xla_lhs_prioritize_async_depth_over_stall": "DISABLED"},
+)
+_GPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
+    {"xla_gpu_enable_latency_hiding_scheduler": False},
+)
+
+
+def alternatives(
+    target: Target, options: Mapping[str, str | bool]
+) -> tuple[dict[str, str | bool], ...]:
+    """`options` with one of them changed, for each change that is worth a try.
+
+    Only what the plan has set is changed. What keeps gradients right or programs small
+    is never touched.
+    """
+    lists = {"tpu": _TPU_ALTERNATIVES, "gpu": _GPU_ALTERNATIVES}
+    return tuple(
+        {**options, **change}
+        for change in lists.get(target.platform, ())
+        if all(name in options and options[name] != change[name] for name in change)
+    )
 
 
 def wants_row_major(target: Target, specs: Any = ()) -> bool:

@@ -25,7 +25,8 @@ from ._describe import (
 )
 from ._errors import ArgumentError, StowaxError
 from ._forms import Found, find_plan
-from ._loop import Attempt, Search
+from ._improve import improve
+from ._loop import MOST_COMPILES, Attempt, Search
 from ._machine import Target
 from ._options import wants_row_major
 from ._plan import Plan
@@ -57,6 +58,7 @@ def plan(
     roll: bool = True,
     donate: bool | None = None,
     compiler_options: Mapping[str, Any] | None = None,
+    compiles: int = MOST_COMPILES,
     progress: _asked.Progress = None,
 ) -> Plan:
     """Decides what `step` keeps, offloads and computes again, and proves that it fits.
@@ -79,6 +81,8 @@ def plan(
     - `donate`: whether the state's buffers are donated; `None`: where the memory is
       needed.
     - `compiler_options`: XLA's, added to the plan's own.
+    - `compiles`: how many programs may be compiled, at least 4. Those beyond try
+      changes of the plan, and keep what makes the compiled step faster.
     - `progress`: called with lines of text; `None`: standard error, if planning takes
       over two seconds; `False`: nothing.
 
@@ -96,6 +100,7 @@ def plan(
     """
     started = time.perf_counter()
     _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
+    _asked.check_compiles(compiles, MOST_COMPILES)
     say = _asked.sayer(progress, started)
     machine = target if isinstance(target, Target) else find_target(target)
     device_limit = _asked.device_budget(budget, machine)
@@ -131,7 +136,7 @@ def plan(
         say=say,
     )
     written = _AsWritten(rolled=search, free=free, pin=pin or {}, forbid=forbid)
-    found = _run(search, written)
+    found = improve(_run(search, written), compiles)
     best, survey = found.best, found.search.survey
     check_offloads(best.measured)
     if found.search is not found.rolled:

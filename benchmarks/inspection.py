@@ -1,0 +1,284 @@
+"""What `stowax.inspect` reads, against what the compiler says: totals, peak, origin.
+
+Five training steps, each for four chips: device totals beside `memory_analysis()`, the
+rebuilt peak beside XLA's own, and the part of the bytes at the peak that carry a role
+and a source line. Then Llama2-13B under a plan: the time that inspecting takes beyond
+compiling, and the page made of it, opened in a headless Chromium where there is one.
+
+    python -m benchmarks.inspection
+    python -m benchmarks.inspection --programs-only
+
+Writes docs/results/inspection.json and docs/results/inspection.md.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import shutil
+import sys
+import tempfile
+import time
+from typing import Any
+
+import jax
+
+import stowax
+from benchmarks import _record
+from benchmarks._record import gib
+from benchmarks.budgets import LOW_EFFORT, SIZES, TWO_STACKS
+from benchmarks.models import MODELS, llama
+from stowax.report import inspection_page
+
+COMMAND = "python -m benchmarks.inspection"
+RESULT = _record.RESULTS / "inspection.json"
+TARGETS = ("v5p-8", "v5e-4", "h200", "a100-80")
+NAMES = (
+    "scan_transformer",
+    "loop_transformer",
+    "linen_scan",
+    "equinox_loop",
+    "encoder_decoder",
+)
+SHORT = {"width": 1024, "heads": 8, "feed_forward": 2816, "batch": 16}
+"""So small that everything fits the 16 GiB of a v5e."""
+
+PEAK_BAR, SOURCE_BAR, SECONDS_BAR, PAGE_BAR, OPEN_BAR = 0.01, 0.95, 10.0, 5e6, 2.0
+BUDGET = "90GiB"
+
+
+def step_of(model: str) -> tuple[Any, tuple[Any, ...]]:
+    """The training step of `model`, small."""
+    if model == "encoder_decoder":
+        return MODELS[model].sized(dataclasses.replace(TWO_STACKS, **SHORT))
+    few = {**SHORT, "key_value_heads": 8}
+    return MODELS[model].sized(dataclasses.replace(SIZES, **few))
+
+
+def known(inspection: Any) -> dict[str, float]:
+    """Parts of the bytes at the peak of which role and source line are known."""
+    curve = inspection.memory_timeline.device
+    places = tuple(curve.at(curve.peak_position))
+    total = sum(place.bytes for place in places)
+    named = [p for p in places if p.role not in ("argument", "workspace")]
+    sourced = [p for p in places if p.source or p.role in _ARGUMENTS]
+    lines = [p for p in places if p.source]
+    return {
+        "places_at_peak": len(places),
+        "role_share": sum(p.bytes for p in named) / total,
+        "origin_share": sum(p.bytes for p in sourced) / total,
+        "line_share": sum(p.bytes for p in lines) / total,
+    }
+
+
+_ARGUMENTS = ("parameter", "optimizer state", "batch")
+
+
+def program(model: str, target: str) -> dict[str, Any]:
+    """One row: what was read of one compiled step, and what the compiler says."""
+    machine = stowax.target(target)
+    options = LOW_EFFORT if target.startswith("v") else None
+    step, args = step_of(model)
+    jitted = jax.jit(step, donate_argnums=0, compiler_options=options)
+    compiled = machine.compile(jitted, *args)
+    theirs = compiled.memory_analysis()
+    found = stowax.inspect(jitted, *args, target=machine)
+    memory = found.memory_timeline
+    return {
+        "model": model,
+        "target": target,
+        "total_bytes": found.memory.device.total,
+        "compiler_total_bytes": _record.total_bytes(theirs),
+        "peak_bytes": memory.peak_bytes,
+        "compiler_peak_bytes": memory.compiler_peak_bytes,
+        "hazards": len(found.hazards),
+        **known(found),
+    }
+
+
+def llama_13b() -> dict[str, Any]:
+    """The planned step of Llama2-13B: speed, origin, and the page."""
+    machine = stowax.target("v5p-8")
+    step, args = llama.llama2_13b(machine)
+    plan = stowax.plan(step, *args, budget=BUDGET, target=machine, progress=say)
+    jitted, specs = plan.apply(step), plan.specs(*args)
+    # What compiling alone takes, asked for the same way; the second is the inspection.
+    lowered = machine.lower(jitted, *specs)
+    options = jitted.stowax_compiler_options
+    start = time.perf_counter()
+    lowered.compile(options, with_layout=True)
+    compiling = time.perf_counter() - start
+    start = time.perf_counter()
+    found = stowax.inspect(jitted, *specs, target=machine)
+    inspecting = time.perf_counter() - start
+    page = inspection_page(found, plan)
+    return {
+        "budget": BUDGET,
+        "device_bytes": found.memory.device.total,
+        "host_bytes": found.memory.host.total,
+        "compiling_seconds": compiling,
+        "compiling_and_inspecting_seconds": inspecting,
+        "instructions": found.memory_timeline.device.moments[-1].position,
+        "peak_bytes": found.memory_timeline.peak_bytes,
+        "compiler_peak_bytes": found.memory_timeline.compiler_peak_bytes,
+        "page_bytes": len(page.encode()),
+        "page_seconds": opening_seconds(page),
+        "copies_as_planned": all(check.as_planned for check in found.copies),
+        "copies": len(found.copies),
+        "hazards": [[h.kind, h.seconds] for h in found.hazards],
+        "without_line": unknown_places(found),
+        **known(found),
+    }
+
+
+def unknown_places(found: Any) -> list[list[Any]]:
+    """The largest places at the peak that no source line is known of."""
+    curve = found.memory_timeline.device
+    places = [p for p in curve.at(curve.peak_position) if not p.source]
+    places.sort(key=lambda p: -p.bytes)
+    return [[p.name, p.bytes, p.role, p.framework_name] for p in places[:10]]
+
+
+def opening_seconds(page: str) -> float | None:
+    """From asking for the page until it says that it is ready; `None`: no Chromium."""
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if not (binary and driver):
+        return None
+    from selenium import webdriver
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "report.html"
+        path.write_text(page, encoding="utf-8")
+        options = webdriver.ChromeOptions()
+        options.binary_location = binary
+        for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+            options.add_argument(word)
+        options.add_argument(f"--user-data-dir={folder}/profile")
+        browser = webdriver.Chrome(
+            options=options, service=webdriver.ChromeService(driver)
+        )
+        try:
+            start = time.perf_counter()
+            browser.get(path.as_uri())
+            ready = "return document.documentElement.dataset.ready === 'yes'"
+            while not browser.execute_script(ready):
+                time.sleep(0.02)
+            return time.perf_counter() - start
+        finally:
+            browser.quit()
+
+
+def say(line: str) -> None:
+    """Progress."""
+    print(f"    {line}", file=sys.stderr, flush=True)
+
+
+def write(found: dict[str, Any]) -> None:
+    """The JSON and the page."""
+    _record.write_json(RESULT, _record.provenance(COMMAND) | found)
+    text = [
+        "# What `stowax.inspect` reads, against what the compiler says\n",
+        _record.provenance_text(COMMAND),
+        _INTRODUCTION,
+        _record.table(_HEAD, map(_row, found["programs"])),
+    ]
+    if large := found.get("llama"):
+        text += ["## Llama2-13B, planned\n", _large(large)]
+    RESULT.with_suffix(".md").write_text("\n".join(text))
+
+
+_INTRODUCTION = (
+    "Training steps as they are written, without a plan, per device. *Total* is "
+    "arguments + outputs − aliases + temporaries; the compiler's is its own "
+    "`memory_analysis()`. *Peak* is rebuilt from the buffer assignment and the "
+    "schedule; the compiler's is what it reports for the same heap. *Role* is the part "
+    "of the bytes at the peak that are known to be parameters, optimizer state, batch, "
+    "kept, recomputed, gradients and so on (the rest is workspace); *origin* the part "
+    "that has a source line or is an argument, *line* the part that has a line. TPU "
+    "programs are compiled with `exec_time_optimization_effort=-1`, for speed.\n"
+)
+_HEAD = (
+    "step",
+    "target",
+    "total, bytes",
+    "the compiler's",
+    "peak, bytes",
+    "the compiler's",
+    "places at the peak",
+    "role",
+    "origin",
+    "line",
+)
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    return [
+        row["model"],
+        row["target"],
+        str(row["total_bytes"]),
+        _marked(row["total_bytes"], row["compiler_total_bytes"], 0.0),
+        str(row["peak_bytes"]),
+        _marked(row["peak_bytes"], row["compiler_peak_bytes"], PEAK_BAR),
+        str(row["places_at_peak"]),
+        f"{row['role_share']:.1%}",
+        f"{row['origin_share']:.1%}",
+        f"{row['line_share']:.1%}",
+    ]
+
+
+def _marked(ours: int, theirs: int, bar: float) -> str:
+    """The compiler's figure, bold where ours is further off than the bar."""
+    return f"{theirs}" if abs(ours - theirs) <= bar * theirs else f"**{theirs}**"
+
+
+def _large(row: dict[str, Any]) -> str:
+    beyond = row["compiling_and_inspecting_seconds"] - row["compiling_seconds"]
+    opened, theirs = row["page_seconds"], row["compiler_peak_bytes"]
+    rows = [
+        (
+            "device / host, GiB",
+            f"{gib(row['device_bytes'])} / {gib(row['host_bytes'])}",
+        ),
+        ("peak: ours / the compiler's", f"{row['peak_bytes']} / {theirs}"),
+        ("bytes at the peak with a role", f"{row['role_share']:.1%}"),
+        (f"with an origin (to be {SOURCE_BAR:.0%})", f"{row['origin_share']:.1%}"),
+        ("with a source line", f"{row['line_share']:.1%}"),
+        ("compiling, s", f"{row['compiling_seconds']:.1f}"),
+        (f"inspecting, beyond that, s (to be {SECONDS_BAR:.0f})", f"{beyond:.1f}"),
+        (f"page, MB (to be {PAGE_BAR / 1e6:.0f})", f"{row['page_bytes'] / 1e6:.2f}"),
+        (
+            f"page opens in Chromium, s (to be {OPEN_BAR:.0f})",
+            "no Chromium" if opened is None else f"{opened:.1f}",
+        ),
+        ("copies as planned", f"{row['copies']}, {row['copies_as_planned']}"),
+    ]
+    return _record.table(("what", "figure"), rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--programs-only", action="store_true")
+    parser.add_argument("--llama-only", action="store_true")
+    arguments = parser.parse_args()
+    old = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    found = {"programs": old.get("programs", []), "llama": old.get("llama")}
+    if not arguments.llama_only:
+        found["programs"] = []
+        for model in NAMES:
+            for target in TARGETS:
+                print(f"{model}, {target}", file=sys.stderr, flush=True)
+                found["programs"].append(program(model, target))
+                write(found)
+    if not arguments.programs_only:
+        print("Llama2-13B", file=sys.stderr, flush=True)
+        found["llama"] = llama_13b()
+        write(found)
+
+
+if __name__ == "__main__":
+    main()

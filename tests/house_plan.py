@@ -120,7 +120,7 @@ LAYERS = (
     ("_trial", "_forecast", "_charges"),
     ("_loop", "_describe", "_export", "_reasons"),
     ("_certificate", "_forms", "_sensitivity"),
-    ("_improve",),
+    ("_improve", "_as_written"),
     ("_plan",),
     ("_planning",),
     ("_verify_run", "_verify_tolerance"),

@@ -16,7 +16,7 @@ Proposals, in this order, those first that promise most:
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from ._charges import charges_of
 from ._forms import Found
@@ -99,7 +99,7 @@ def _proposals(
             yield solution, options
 
 
-def _tried(search: Search, tried: set[object], decisions: Decisions) -> bool:
+def _tried(search: Search, tried: Container[object], decisions: Decisions) -> bool:
     return (decisions, _key(search.options_for(decisions))) in tried
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from . import _asked
+from ._as_written import AsWritten, asks_for_more, narrowed, without_donation
 from ._certificate import certify
 from ._describe import (
     baseline_records,
@@ -35,15 +36,13 @@ from ._planner import solve
 from ._preferences import Preferences
 from ._rewrite import Options
 from ._sensitivity import link_notes
-from ._stages import Value, least_bytes
+from ._stages import least_bytes
 from ._state import NAME as STATE
 from ._state import device_bytes, partition_of, shard_shape
 from ._survey import Survey, take_survey
 from ._target import target as find_target
 from ._trace import trace_step
 from ._trial import check_offloads
-
-_NOT_DONATED = "it is updated in its place in host memory, which donate=False forbids"
 
 
 def plan(
@@ -121,8 +120,8 @@ def plan(
     say(f"surveying {bodies} on {machine.name}")
     free = take_survey(step, specs, traced, machine, options, least)
     if donate is False:
-        free = _without_donation(free)
-    survey = _narrowed(free, preferences)
+        free = without_donation(free)
+    survey = narrowed(free, preferences)
     for staying in free.staying:
         preferences.allow(staying.value)
     preferences.check_matched()
@@ -132,10 +131,10 @@ def plan(
         host_budget=host_limit,
         user_options=dict(compiler_options or {}),
         donate=donate,
-        as_written=not _asks_for_more(free, survey, lambda value: True),
+        as_written=not asks_for_more(free, survey, lambda value: True),
         say=say,
     )
-    written = _AsWritten(rolled=search, free=free, pin=pin or {}, forbid=forbid)
+    written = AsWritten(rolled=search, free=free, pin=pin or {}, forbid=forbid)
     found = improve(_run(search, written), compiles)
     best, survey = found.best, found.search.survey
     check_offloads(best.measured)
@@ -154,7 +153,7 @@ def plan(
     )
 
 
-def _run(search: Search, written: "_AsWritten") -> Found:
+def _run(search: Search, written: "AsWritten") -> Found:
     """What the search found; without offloads where JAX refuses them.
 
     Under `jax.vmap` of a gradient, or in a derivative of one, JAX has operations that
@@ -167,70 +166,9 @@ def _run(search: Search, written: "_AsWritten") -> Found:
         if isinstance(error, StowaxError) or "memory_space" not in str(error):
             raise
     search.say("JAX refuses host memory inside this step: planning without offloads")
-    staying = _narrowed(search.survey, Preferences(pin={}, forbid=("offload",)))
+    staying = narrowed(search.survey, Preferences(pin={}, forbid=("offload",)))
     staying = dataclasses.replace(staying, without_offloads=True)
     return find_plan(dataclasses.replace(search, survey=staying), written)
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _AsWritten:
-    """Makes the search for the step with its layers as they are written.
-
-    `free` is the survey before pins and prohibitions.
-    """
-
-    rolled: Search
-    free: Survey
-    pin: Mapping[str, str]
-    forbid: Collection[str]
-
-    def __call__(self) -> Search | None:
-        """The search, `None` if the user wants something done to the rolled layers."""
-        rolled = self.rolled.survey
-        if _asks_for_more(self.free, rolled, lambda v: v.role != "optimizer state"):
-            return None
-        options = dataclasses.replace(rolled.options, roll=False)
-        step, specs = rolled.function, rolled.specs
-        traced = trace_step(step, specs, options)
-        self.free = take_survey(
-            step, specs, traced, rolled.target, options, rolled.least_bytes
-        )
-        if self.rolled.donate is False:
-            self.free = _without_donation(self.free)
-        # Patterns that meet nothing here have met something in the rolled layers.
-        preferences = Preferences(pin=self.pin, forbid=self.forbid)
-        return dataclasses.replace(
-            self.rolled,
-            survey=_narrowed(self.free, preferences),
-            attempts=[],
-            least=set(),
-            plain={},
-        )
-
-
-def _narrowed(survey: Survey, preferences: Preferences) -> Survey:
-    return dataclasses.replace(survey, bodies=preferences.narrow(survey.bodies))
-
-
-def _without_donation(survey: Survey) -> Survey:
-    """State in host memory is updated where it lies: its buffers have to be donated.
-
-    Those of what is only read need not be.
-    """
-    if survey.state is None:
-        return survey
-    read_only = survey.state.read_only
-    state, *layers = survey.bodies
-    values = tuple(
-        value
-        if value.index in read_only
-        else dataclasses.replace(
-            value, allowed=frozenset({"keep"}), stays=value.stays or _NOT_DONATED
-        )
-        for value in state.values
-    )
-    bodies = (dataclasses.replace(state, values=values), *layers)
-    return dataclasses.replace(survey, bodies=bodies)
 
 
 def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -240,22 +178,6 @@ def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
     except ArgumentError as error:
         name = error.argument.replace("specs[", "args[", 1)
         raise ArgumentError(name, error.got, error.instead) from None
-
-
-def _asks_for_more(
-    free: Survey, survey: Survey, counts: Callable[[Value], bool]
-) -> bool:
-    """Whether the user wants something moved that could stay as it is.
-
-    The step as it is written does not do that, even where it fits. `counts` says which
-    values are meant.
-    """
-    return any(
-        value.needed and "keep" in value.allowed and "keep" not in narrowed.allowed
-        for body, wanted in zip(free.bodies, survey.bodies, strict=True)
-        for value, narrowed in zip(body.values, wanted.values, strict=True)
-        if not value.available and counts(value)
-    )
 
 
 def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
@@ -389,7 +311,7 @@ def _pin_prices(
     prices = []
     for pattern, decision in preferences.patterns():
         without = preferences.without(pattern, decision)
-        problem = search.problem(survey=_narrowed(free, without))
+        problem = search.problem(survey=narrowed(free, without))
         matched = preferences.count(pattern, decision)
         prices.append(
             PinPrice(

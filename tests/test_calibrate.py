@@ -123,13 +123,12 @@ def test_a_clock_that_stands_still_measures_nothing():
         per_second(1.0, [0.0])
 
 
-@pytest.mark.parametrize("count", [1, 8])
-def test_rates_are_what_the_programs_do_in_their_seconds(count):
-    devices = jax.devices("cpu")[:count]
+def test_rates_are_what_the_programs_do_in_their_seconds():
+    devices = jax.devices("cpu")
     found = measure_machine(devices, SMALL, lambda line: None, ticking())
     # By this clock each run takes a second: a rate is what a run does on one device.
     assert found.unmeasured == ()
-    assert found.device_count == count
+    assert found.device_count == len(devices) == 8
     dtypes = ("bfloat16", "float32", "float16", "float8", "int8")
     assert found.matrix == dict.fromkeys(dtypes, 2 * (2 * 32**3))
     assert found.memory_bandwidth == 2 * SMALL.stream * SMALL.repeats
@@ -164,6 +163,31 @@ def test_what_fails_is_listed_and_the_others_go_on(monkeypatch, tmp_path):
     assert "int8" not in found.matrix
     assert "not measured: matrix int8 (NotImplementedError: no such unit)" in lines
     assert "matrix int8" in str(found)
+
+
+def test_what_there_is_is_kept_before_each_further_step(monkeypatch, tmp_path):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "here.json"))
+    monkeypatch.setattr(_calibrate, "cpu_effort", lambda count: SMALL)
+    real = _calibrate.programs.products
+
+    def products(devices, dtype, size):
+        if dtype == "float8_e4m3fn":
+            raise KeyboardInterrupt  # or a compiler that ends the process
+        return real(devices, dtype, size)
+
+    monkeypatch.setattr(_calibrate.programs, "products", products)
+    with pytest.raises(KeyboardInterrupt):
+        stowax.calibrate("cpu", progress=False)
+    kept, _ = find_calibration("cpu", len(jax.devices("cpu")), jax.__version__)
+    assert list(kept.matrix) == ["bfloat16", "float32", "float16"]
+    assert kept.link is not None
+    (missing,) = kept.unmeasured
+    assert (missing.what, missing.why) == ("matrix float8", "the process ended in it")
+    # Now there is one: the next does not replace it before it is whole.
+    before = (tmp_path / "here.json").read_text()
+    with pytest.raises(KeyboardInterrupt):
+        stowax.calibrate("cpu", progress=False)
+    assert (tmp_path / "here.json").read_text() == before
 
 
 def test_nothing_is_begun_after_the_time_is_up():

@@ -190,8 +190,8 @@ def test_targets_and_plans_go_by_what_was_measured(own_file):
     assert here.chip.host_rate() == 6 * GB
     measured, same_memory = here.notes
     assert measured == (
-        "rates were measured on this machine, 2026-11-21; not measured, and as quoted "
-        "or assumed: matrix float8"
+        f"rates are those measured on {host_name()}, 2026-11-21; not measured, and as "
+        "quoted or assumed: matrix float8"
     )
     assert "device and host memory are the same here" in same_memory
 

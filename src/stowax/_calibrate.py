@@ -13,18 +13,19 @@ above what the maker quotes is not believed: then something was not waited for.
 
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 
 from . import _calibration_programs as programs
 from ._asked import Progress, sayer
-from ._calibration_file import host_name, save_calibration
+from ._calibration_file import find_calibration, host_name, save_calibration
 from ._calibration_record import CalibrationRecord, CopyRates, HostWork, Unmeasured
 from ._errors import ArgumentError
 from ._figures import Chip, Figure
@@ -43,6 +44,9 @@ DTYPES = {
     "int8": "int8",
 }
 """The dtypes of products, by their names in the hardware table."""
+
+_MEMORY, _VECTOR = "memory bandwidth", "vector float32"
+_UPDATES = "updates by the host's processor"
 
 _MOST_BELIEVED = 1.25
 """A rate above so many times what the maker quotes is a mistake of measuring."""
@@ -141,10 +145,21 @@ def calibrate(
     devices = local_devices(attached_devices(target))
     cpu = devices[0].platform == "cpu"
     effort = cpu_effort(len(devices)) if cpu else ACCELERATOR
-    found = measure_machine(devices, effort, say)
+    keep = _keeper(devices) if save else None
+    found = measure_machine(devices, effort, say, keep=keep)
     if save:
         say(f"saved {save_calibration(found)}")
     return found
+
+
+def _keeper(devices: Sequence[Any]) -> Callable[[Calibration], Any] | None:
+    """What keeps a calibration that is not finished, where there is no other.
+
+    A compiler that does not like a program may end the process, and would the next time
+    as well.
+    """
+    known, _ = find_calibration(devices[0].device_kind, len(devices), jax.__version__)
+    return None if known else save_calibration
 
 
 def measure_machine(
@@ -152,37 +167,26 @@ def measure_machine(
     effort: Effort,
     say: Callable[[str], None],
     clock: Callable[[], float] = time.perf_counter,
+    keep: Callable[[Calibration], Any] | None = None,
 ) -> Calibration:
-    """A calibration of `devices`, by an effort and a clock."""
+    """A calibration of `devices`, by an effort and a clock.
+
+    `keep` is called with what there is before each further measurement.
+    """
     work = _Work(devices=tuple(devices), effort=effort, say=say, clock=clock)
-    started = clock()
     copied = work.copies()
-    memory = work.one("memory bandwidth", work.memory)
-    matrix = {}
+    steps = {_MEMORY: work.memory, _VECTOR: work.vector}
     for name in DTYPES:
-        rate = work.one(f"matrix {name}", lambda name=name: work.product(name))
+        steps[f"matrix {name}"] = functools.partial(work.product, name)
+    steps[_UPDATES] = work.update
+    rates: dict[str, float] = {}
+    for what, measure in steps.items():
+        if keep is not None:
+            keep(work.result(copied, rates, unfinished=what))
+        rate = work.one(what, measure)
         if rate is not None:
-            matrix[name] = rate
-    vector = work.one("vector float32", work.vector)
-    host = work.one("updates by the host's processor", work.update)
-    first = devices[0]
-    return Calibration(
-        device_kind=first.device_kind,
-        platform=platform_name(first),
-        host=host_name(),
-        device_count=len(devices),
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        versions=_versions(first),
-        matrix=matrix,
-        memory_bandwidth=memory,
-        vector=vector,
-        copies=copied,
-        host_update=host,
-        host_update_by=None if host is None else work.host_work,
-        one_memory=first.platform == "cpu",
-        unmeasured=tuple(work.unmeasured),
-        seconds=round(clock() - started, 3),
-    )
+            rates[what] = rate
+    return work.result(copied, rates)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -210,6 +214,36 @@ class _Work:
         if self.cpu:
             return "these devices"
         return "compute_on" if self.devices[0].platform == "tpu" else "CPU backend"
+
+    def result(
+        self,
+        copied: tuple[CopyRates, ...],
+        rates: Mapping[str, float],
+        unfinished: str | None = None,
+    ) -> Calibration:
+        """What was found so far; `unfinished` is what is begun next."""
+        first = self.devices[0]
+        missing = [*self.unmeasured]
+        if unfinished:
+            missing.append(Unmeasured(what=unfinished, why="the process ended in it"))
+        matrix = {name: rates.get(f"matrix {name}") for name in DTYPES}
+        return Calibration(
+            device_kind=first.device_kind,
+            platform=platform_name(first),
+            host=host_name(),
+            device_count=len(self.devices),
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            versions=_versions(first),
+            matrix={name: rate for name, rate in matrix.items() if rate is not None},
+            memory_bandwidth=rates.get(_MEMORY),
+            vector=rates.get(_VECTOR),
+            copies=copied,
+            host_update=rates.get(_UPDATES),
+            host_update_by=self.host_work if _UPDATES in rates else None,
+            one_memory=self.cpu,
+            unmeasured=tuple(missing),
+            seconds=round(self.clock() - self.started, 3),
+        )
 
     def one(self, what: str, measure: Callable[[], float]) -> float | None:
         """A rate, or `None` with its reason taken down."""

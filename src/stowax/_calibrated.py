@@ -52,12 +52,12 @@ def origin(found: CalibrationRecord) -> str:
     """Where the figures of a calibration are from, in words."""
     count = found.device_count
     busy = "its one device busy" if count == 1 else f"all {count} devices busy"
-    return f"stowax calibrate on this machine, {busy}"
+    return f"stowax calibrate on {found.host}, {busy}"
 
 
 def calibration_notes(found: CalibrationRecord) -> tuple[str, ...]:
     """What a plan has to say that rests on a calibration."""
-    notes = [f"rates were measured on this machine, {found.date[:10]}"]
+    notes = [f"rates are those measured on {found.host}, {found.date[:10]}"]
     missing = [item.what for item in found.unmeasured]
     if missing:
         notes[0] += f"; not measured, and as quoted or assumed: {', '.join(missing)}"

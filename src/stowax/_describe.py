@@ -34,6 +34,21 @@ def decision_records(
 
     And per array of the state that could not leave, but for small ones (`notes`).
     """
+
+    def record(stack: str, value: Value, count: int, **fields: Any) -> DecisionRecord:
+        return DecisionRecord(
+            stack=stack,
+            value=value.index,
+            name=value.name,
+            source=value.source,
+            role=value.role,
+            shape=value.shape,
+            dtype=value.dtype,
+            count=count,
+            pinned=pinned.get((stack, value.index)),
+            **fields,
+        )
+
     records = []
     for body, chosen in zip(survey.bodies, decisions, strict=True):
         parts = updated_on_host(body, chosen)
@@ -44,41 +59,28 @@ def decision_records(
                 continue
             count = _count(survey, body, value)
             records.append(
-                DecisionRecord(
-                    stack=body.name,
-                    value=value.index,
-                    name=value.name,
-                    source=value.source,
-                    role=value.role,
-                    shape=value.shape,
-                    dtype=value.dtype,
-                    count=count,
+                record(
+                    body.name,
+                    value,
+                    count,
                     bytes=value.bytes * body.count // count,
                     decision=decision,
                     reason=reason_of(survey, body, value, decision, parts),
-                    pinned=pinned.get((body.name, value.index)),
                 )
             )
     for staying in survey.staying:
-        value, count = staying.value, staying.count
-        if staying.small:
-            continue
-        records.append(
-            DecisionRecord(
-                stack=STATE,
-                value=value.index,
-                name=value.name,
-                source=value.source,
-                role=value.role,
-                shape=value.shape,
-                dtype=value.dtype,
-                count=count,
-                bytes=value.bytes // count,
-                decision="keep",
-                reason=f"it stays: {value.stays}",
-                pinned=pinned.get((STATE, value.index)),
+        if not staying.small:
+            value, count = staying.value, staying.count
+            records.append(
+                record(
+                    STATE,
+                    value,
+                    count,
+                    bytes=value.bytes // count,
+                    decision="keep",
+                    reason=f"it stays: {value.stays}",
+                )
             )
-        )
     return tuple(records)
 
 

@@ -22,20 +22,21 @@ from typing import Any
 from ._hlo_proto import PRIMITIVE_TYPES
 
 _SLICES = {"dynamic-slice", "slice", "gather"}
-_NO_TRAFFIC = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "while",
-    "conditional",
-    "call",
-    "opt-barrier",
-    "after-all",
-    "partition-id",
-    "replica-id",
-}
+# What names data and touches none of it.
+NAMES_DATA = frozenset(
+    {
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "while",
+        "conditional",
+        "call",
+        "opt-barrier",
+    }
+)
+_NO_TRAFFIC = NAMES_DATA | {"after-all", "partition-id", "replica-id"}
 # Targets that only name or reserve memory (TPU and GPU compilers of jax 0.10 to 0.12).
 FREE_TARGETS = frozenset(
     {"AllocateBuffer", "ConcatBitcast", "Sharding", "AssumeGatherIndicesInBound"}

@@ -8,20 +8,19 @@ caller, which knows how often a computation runs.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ._hlo_costs import Function, Functions, called, leaves, shape_bytes, touched
+from ._hlo_costs import (
+    NAMES_DATA,
+    Function,
+    Functions,
+    called,
+    leaves,
+    shape_bytes,
+    touched,
+)
 from ._program_record import HOST_SPACE, Direction, Transfer
 
-# Opcodes that name data and do not move it; a custom call to the host is not a copy.
-_NOT_A_COPY = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "while",
-    "conditional",
-    "call",
-    "opt-barrier",
+# A custom call to the host is not a copy; of what is asynchronous the start counts.
+_NOT_A_COPY = NAMES_DATA | {
     "custom-call",
     "copy-done",
     "async-start",

@@ -121,6 +121,19 @@ def plan(step, *args, target="h200", **options):
         pytest.skip(str(error))
 
 
+def target_or_skip(name):
+    """`stowax.target`; a test whose compiler is not installed is skipped."""
+    try:
+        return stowax.target(name)
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+
+
+def kinds(tree):
+    """In which memories the arrays of a tree are."""
+    return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree) if leaf.ndim}
+
+
 @functools.cache
 def planned(target="h200", budget=None):
     """The plan of `train` that several tests look at; `None` is all of the device."""

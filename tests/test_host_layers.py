@@ -19,8 +19,8 @@ import stowax
 from benchmarks import host_weights
 from benchmarks.host_weights import compile_hosted, host_step, specs_of
 from layered import LAYERS, WIDTH, X, draw
+from planned_models import target_or_skip
 from planned_steps import CHOICES, assert_same_bits, at_random, unfused
-from stowax._errors import MissingExtraError
 from stowax._host_layers import (
     Cast,
     HostArray,
@@ -287,10 +287,7 @@ MATRIX = 2048 * 4096 * 2  # bytes, bfloat16
 @pytest.mark.parametrize("form", host_weights.FORMS)
 @pytest.mark.parametrize("name", ["v5p-8", "h200"])
 def test_bytes_of_compiled_programs(name, form, usual_promotion):
-    try:
-        machine = stowax.target(name)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
+    machine = target_or_skip(name)
     compiled = compile_hosted(machine, form, specs_of(form, **SIZES))
     found = stowax.inspect(compiled)
     assert [h for h in found.hazards if h.kind == "host-compute"] == []
@@ -321,10 +318,7 @@ def test_bytes_of_compiled_programs(name, form, usual_promotion):
 
 @pytest.mark.parametrize("lean", [True, False])
 def test_shards_travel_as_they_lie(lean, usual_promotion):
-    try:
-        machine = stowax.target("v5p-8")
-    except MissingExtraError as error:
-        pytest.skip(str(error))
+    machine = target_or_skip("v5p-8")
     mesh = machine.mesh((4,), ("data",))
     host = NamedSharding(mesh, PartitionSpec(None, "data"), memory_kind="pinned_host")
     rows = NamedSharding(mesh, PartitionSpec("data"), memory_kind="device")
@@ -357,10 +351,7 @@ def keep_all(stack, body):
 
 @pytest.mark.parametrize("name", ["v5p-8", "h200"])
 def test_copies_hide_behind_the_layers_where_there_is_work(name, usual_promotion):
-    try:
-        machine = stowax.target(name)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
+    machine = target_or_skip(name)
     # A layer's products take several times as long as its weights on the link.
     specs = specs_of("scan", **{**SIZES, "rows": 2**17})
     waits = {}

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import stowax
-from planned_models import spec
-from stowax._errors import MissingExtraError
+from planned_models import spec, target_or_skip
 from stowax._hardware import CHIPS
 from stowax._machine import HOST_FRACTION, make_target
 from stowax._pinned import beyond_the_pool, pool_bytes, setting_for
@@ -91,10 +90,7 @@ def test_no_plan_for_an_attached_gpu_fills_more_than_its_pool(monkeypatch):
 def test_a_plan_for_a_gpu_that_is_not_there_names_the_setting(monkeypatch):
     # A variable here says nothing of another machine.
     monkeypatch.setenv(LIMIT, "1")
-    try:
-        target = stowax.target("h200")
-    except MissingExtraError as error:
-        pytest.skip(str(error))
+    target = target_or_skip("h200")
     assert target.pinned_bytes == 64 * GIB < target.host_bytes
     layers, width = 12, 2**15  # 48 GiB of weights, and as much momentum
 

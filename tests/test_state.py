@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import stowax
-from planned_models import compiled_total, plan, spec
+from planned_models import compiled_total, kinds, plan, spec
 from stowax._errors import ArgumentError, PlanMismatchError
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -75,10 +75,6 @@ def offloaded(usual_promotion):
 
 def state_decisions(found):
     return {d.name: d.decision for d in found.decisions if d.role == "optimizer state"}
-
-
-def kinds(tree):
-    return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree) if leaf.ndim}
 
 
 def test_the_state_costs_no_device_memory_but_blocks(offloaded):

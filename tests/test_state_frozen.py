@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import stowax
-from planned_models import QUICK, spec
-from stowax._errors import MissingExtraError
+from planned_models import kinds, plan, spec
 
 LAYERS, WIDTH, RANK, ROWS = 4, 1024, 16, 64
 MATRIX = WIDTH * WIDTH * 4
@@ -109,19 +108,6 @@ def arrays(tree, seed=0):
     )
 
 
-def plan(step, args, target="h200", **options):
-    try:
-        stowax.target(target)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-    more = {"compiler_options": QUICK} if target.startswith("v") and QUICK else {}
-    return stowax.plan(step, *args, target=target, progress=False, **more, **options)
-
-
-def kinds(tree):
-    return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree) if leaf.ndim}
-
-
 def batch(number):
     return jax.random.normal(jax.random.key(number), (ROWS, WIDTH))
 
@@ -130,7 +116,7 @@ def batch(number):
 def test_steps_are_those_without_a_plan_and_the_frozen_part_stays_usable(form):
     base, tuned = shapes(form)
     step = tuning(form)
-    found = plan(step, (base, tuned, tuned, spec(ROWS, WIDTH)), pin=PARAMETER)
+    found = plan(step, base, tuned, tuned, spec(ROWS, WIDTH), pin=PARAMETER)
     assert 0 not in found.donate_argnums
     base, tuned = arrays(base), arrays(tuned, 1)
     mine = tuned, jax.tree.map(jnp.zeros_like, tuned)
@@ -158,8 +144,8 @@ def test_steps_are_those_without_a_plan_and_the_frozen_part_stays_usable(form):
 def test_two_layers_of_the_frozen_part_are_on_the_device(form, target):
     base, tuned = shapes(form)
     step, args = tuning(form), (base, tuned, tuned, spec(ROWS, WIDTH))
-    stays = plan(step, args, target)
-    found = plan(step, args, target, pin=PARAMETER)
+    stays = plan(step, *args, target=target)
+    found = plan(step, *args, target=target, pin=PARAMETER)
     assert stays.device_bytes > FROZEN
     assert found.host_bytes == FROZEN
     # Two layers of two matrices are in flight.
@@ -180,7 +166,7 @@ def test_two_layers_of_the_frozen_part_are_on_the_device(form, target):
 def test_what_is_returned_as_it_came_is_the_same_buffer(form):
     base, tuned = shapes(form)
     step, args = carried(form), ({"base": base, "tuned": tuned}, spec(ROWS, WIDTH))
-    found = plan(step, args, pin=PARAMETER)
+    found = plan(step, *args, pin=PARAMETER)
     program = stowax.target("h200").compile(found.apply(step), *found.specs(*args))
     host = stowax.inspect(program).memory.host
     assert (host.argument, host.output, host.alias, host.temp) == (FROZEN,) * 3 + (0,)

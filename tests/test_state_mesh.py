@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import stowax
-from planned_models import plan
+from planned_models import plan, target_or_skip
 from stowax._program import read_program
 from stowax._program_record import COLLECTIVES
 
@@ -151,13 +151,6 @@ def test_no_state_crosses_devices_and_none_is_computed_on_a_host(name, shape):
 def moment_bytes(chips):
     """Bytes of a moment of the weight on one of so many chips."""
     return LAYERS * CHIP_WIDTH * 4 * CHIP_WIDTH * 4 // chips
-
-
-def target_or_skip(name):
-    try:
-        return stowax.target(name)
-    except stowax.MissingExtraError as error:
-        pytest.skip(str(error))
 
 
 HERE = {"fsdp": (8,), "fsdp and tensor": (4, 2)}

@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import stowax
-from planned_models import QUICK, spec
+from planned_models import QUICK, spec, target_or_skip
 from planned_steps import CHOICES, plans
 from stowax._apply import StepPlan, apply_decisions
 from stowax._compiled import put_in_host_memory
@@ -228,13 +228,6 @@ def test_each_device_copies_its_own_part_of_a_layer(form, name, shape):
                 # Neither blocks nor signs cross devices, and a layer at most once.
                 assert computation.name not in updating, item
                 assert item.result_bytes <= 2.5 * MATRIX, item
-
-
-def target_or_skip(name):
-    try:
-        return stowax.target(name)
-    except stowax.MissingExtraError as error:
-        pytest.skip(str(error))
 
 
 def test_layers_that_are_spread_over_devices_stay():

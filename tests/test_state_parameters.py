@@ -13,8 +13,7 @@ import optax
 import pytest
 
 import stowax
-from planned_models import QUICK, compiled_total, spec
-from stowax._errors import MissingExtraError
+from planned_models import compiled_total, kinds, plan, spec
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -102,19 +101,6 @@ def arrays(form, optimizer):
     return params, optimizer.init(params)
 
 
-def plan(step, args, target="h200", **options):
-    try:
-        stowax.target(target)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-    more = {"compiler_options": QUICK} if target.startswith("v") and QUICK else {}
-    return stowax.plan(step, *args, target=target, progress=False, **more, **options)
-
-
-def kinds(tree):
-    return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree) if leaf.ndim}
-
-
 CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))
 CASES = {
     "scan": ("scan", CLIPPED, 0.01),
@@ -129,7 +115,7 @@ CASES = {
 def test_five_steps_are_those_without_a_plan(name):
     form, optimizer, decay = CASES[name]
     step = step_of(form, optimizer, decay)
-    found = plan(step, arguments(form, optimizer), pin=PARAMETER)
+    found = plan(step, *arguments(form, optimizer), pin=PARAMETER)
     params, state = arrays(form, optimizer)
     planned, plain = found.apply(step), jax.jit(step)
     mine = found.place(jax.tree.map(jnp.copy, params), jax.tree.map(jnp.copy, state))
@@ -156,8 +142,10 @@ def test_five_steps_are_those_without_a_plan(name):
 def test_no_more_than_a_few_layers_are_on_the_device(name, target):
     form, optimizer, decay = CASES[name]
     step, args = step_of(form, optimizer, decay), arguments(form, optimizer)
-    stays = plan(step, args, target)
-    found = plan(step, args, target, pin=PARAMETER | {"optimizer state": "offload"})
+    stays = plan(step, *args, target=target)
+    found = plan(
+        step, *args, target=target, pin=PARAMETER | {"optimizer state": "offload"}
+    )
     weights = 2 * LAYERS * MATRIX
     # Three copies of the weights (themselves and two moments) and their gradients.
     assert stays.device_bytes >= 4 * weights
@@ -173,8 +161,8 @@ def test_no_more_than_a_few_layers_are_on_the_device(name, target):
 
 def test_gradients_leave_at_once_where_nothing_else_fits():
     step, args = step_of("scan", optax.sgd(0.1)), arguments("scan", optax.sgd(0.1))
-    room = plan(step, args, pin=PARAMETER)
-    least = plan(step, args, pin=PARAMETER, budget="1MiB")
+    room = plan(step, *args, pin=PARAMETER)
+    least = plan(step, *args, pin=PARAMETER, budget="1MiB")
     assert room.late
     assert not least.late
     # With room, the last layer's gradients wait while this one's are made.
@@ -195,7 +183,7 @@ def test_parameters_read_outside_of_layers_stay():
 
     stacked = spec(LAYERS, WIDTH, WIDTH)
     params = {"in": stacked, "out": stacked, "head": spec(WIDTH, WIDTH)}
-    found = plan(step, (params, spec(ROWS, WIDTH)), budget="1MiB")
+    found = plan(step, params, spec(ROWS, WIDTH), budget="1MiB")
     decisions = {d.name: d.decision for d in found.decisions if d.stack == "state"}
     assert decisions == {
         "args[0]['in']": "offload",
@@ -218,7 +206,7 @@ def test_gradients_that_something_needs_whole_stay_on_the_device():
 
     stacked = spec(LAYERS, WIDTH, WIDTH)
     args = {"in": stacked, "out": stacked}, spec(ROWS, WIDTH)
-    found = plan(step, args, budget="1MiB")
+    found = plan(step, *args, budget="1MiB")
     assert {d.decision for d in found.decisions if d.stack == "state"} == {"offload"}
     # The parameters alone are in host memory; their gradients fill the device.
     assert 2 * LAYERS * MATRIX <= found.host_bytes < 3 * LAYERS * MATRIX
@@ -234,7 +222,7 @@ def test_a_tpu_streams_only_what_fills_its_tiles(monkeypatch):
     one = {"in": spec(LAYERS, WIDTH, odd), "out": spec(LAYERS, odd, WIDTH)}
     optimizer = optax.sgd(0.1, momentum=0.9)
     args = one, jax.eval_shape(optimizer.init, one), spec(ROWS, WIDTH)
-    found = plan(step_of("scan", optimizer), args, "v5p-8", budget="1MiB")
+    found = plan(step_of("scan", optimizer), *args, target="v5p-8", budget="1MiB")
     chosen = {d.name: d for d in found.decisions if d.role == "optimizer state"}
     inward, outward = (chosen[f"args[1][0].trace[{name!r}]"] for name in one)
     assert (inward.decision, outward.decision) == ("keep", "offload")

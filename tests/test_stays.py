@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import stowax
-from planned_models import spec
-from stowax._errors import ArgumentError, MissingExtraError
+from planned_models import plan, spec
+from stowax._errors import ArgumentError
 
 LAYERS, WIDTH, ROWS = 3, 1024, 32
 MATRIX = spec(WIDTH, WIDTH)
@@ -33,14 +33,6 @@ def loss_fn(params, x):
 def train(params, x):
     grads = jax.grad(loss_fn)(params, x)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-
-
-def plan(step, *args, target="h200", **options):
-    try:
-        stowax.target(target)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-    return stowax.plan(step, *args, target=target, progress=False, **options)
 
 
 def refused(step, *args, **options):

@@ -2,12 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import stowax
-from planned_models import spec
+from planned_models import spec, target_or_skip
 from stowax import _survey
-from stowax._errors import MissingExtraError
 from stowax._options import wants_row_major
 from stowax._rewrite import Options
 from stowax._trace import trace_step
@@ -51,10 +49,7 @@ def arguments():
 
 def temporaries(row_major):
     """Device temporaries on an H200 where the exponentials of the softmax are kept."""
-    try:
-        target = stowax.target("h200")
-    except MissingExtraError as error:
-        pytest.skip(str(error))
+    target = target_or_skip("h200")
     specs = target.specs(*arguments())
     options = Options(row_major=row_major)
     traced = trace_step(step, specs, options)

@@ -16,10 +16,10 @@ from jax.sharding import SingleDeviceSharding
 
 import stowax
 import stowax._update_run
-from planned_models import QUICK, spec
+from planned_models import QUICK, spec, target_or_skip
 from stowax import _jax
 from stowax._apply import apply_decisions
-from stowax._errors import MissingExtraError, OffloadVanishedError
+from stowax._errors import OffloadVanishedError
 from stowax._figures import RATE, assumed
 from stowax._host_calls import is_planned, update_scope
 from stowax._planner import baselines
@@ -71,10 +71,7 @@ def arguments(optimizer, unrolled=False):
 
 def target(name="v5p-8", host_gigabytes=None):
     """A target; its host's memory at so many GB/s, where that is given."""
-    try:
-        machine = stowax.target(name)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
+    machine = target_or_skip(name)
     if host_gigabytes is None:
         return machine
     figure = assumed(host_gigabytes * 1e9, RATE, "a test's")

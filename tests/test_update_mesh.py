@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import stowax
-from stowax._errors import MissingExtraError
+from planned_models import target_or_skip
 from stowax._jaxpr import evaluate, trace
 from stowax._options import overlap_options
 from stowax._update_blocks import BlockSize
@@ -80,10 +80,7 @@ def test_same_numbers_on_eight_devices(partition):
 
 
 def test_every_chip_streams_its_shard():
-    try:
-        target = stowax.target("v5p-8")
-    except MissingExtraError as error:
-        pytest.skip(str(error))
+    target = target_or_skip("v5p-8")
     chips, size = 4, 8192
     mesh, partition = target.mesh((chips,), ("d",)), PartitionSpec("d", None)
     jitted, specs, *_ = sharded(mesh, partition, size, BlockSize(), in_turn=False)

@@ -10,7 +10,7 @@ import pytest
 import stowax
 from benchmarks.adam_step import streamed, whole
 from benchmarks.models import adam_tutorial
-from stowax._errors import MissingExtraError
+from planned_models import target_or_skip
 
 ARRAY = 7168 * 7168 * 4
 STATE = 8 * ARRAY
@@ -18,16 +18,9 @@ BLOCK = ARRAY // 64
 GIB = 2**30
 
 
-def machine(name):
-    try:
-        return stowax.target(name)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture(params=["h200", "v5p-8"])
 def programs(request, usual_promotion):
-    target = machine(request.param)
+    target = target_or_skip(request.param)
     plain = whole(target, adam_tutorial.step, "device", (0, 1))
     mine = streamed(target, adam_tutorial.step, adam_tutorial.arguments())
     return target, stowax.inspect(plain), stowax.inspect(mine)

@@ -194,11 +194,12 @@ def cells(name: str, target: Any, found: dict[str, Any]) -> dict[tuple[Any, ...]
     for policy in (*known, *workload.by_hand):
         key = (name, target.name, "policy", policy, None)
         to_do[key] = lambda p=policy: policy_cell(name, target, p)
-    for cell in range(BUDGETS):
+    # Large budgets first: that is where policies fit, and there is something to compare.
+    for cell in reversed(range(BUDGETS)):
         budget = budget_of(found, cell)
         key = (name, target.name, "plan", PLAN, cell)
         to_do[key] = lambda b=budget: plan_cell(name, target, b)
-    for cell in range(BUDGETS):
+    for cell in reversed(range(BUDGETS)):
         budget = budget_of(found, cell)
         key = (name, target.name, "xla", XLA, cell)
         to_do[key] = lambda b=budget: xla_cell(name, target, found, b)

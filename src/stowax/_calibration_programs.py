@@ -9,6 +9,7 @@ backends, that they are what is counted here.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,18 +77,24 @@ def filled(spec: jax.ShapeDtypeStruct) -> jax.Array:
     Zeros would be: chips clock higher on them. Values are in (0, 1].
     """
     sharding: Any = spec.sharding
+    make = _maker(spec.shape, spec.dtype, sharding.with_memory_kind("device"))
+    return jax.device_put(make(), sharding)
+
+
+@functools.cache
+def _maker(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
+    """Makes the values of `filled` on the device; compiled once for all alike."""
 
     def make() -> jax.Array:
         rows, columns = (
-            jax.lax.broadcasted_iota(jnp.uint32, spec.shape, axis) for axis in (0, 1)
+            jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1)
         )
         bits = (rows * np.uint32(2654435761) + columns * np.uint32(2246822519)) >> 24
-        if jnp.issubdtype(spec.dtype, jnp.integer):
-            return (bits >> 1).astype(spec.dtype)
-        return ((bits.astype(jnp.float32) + 1) / 256).astype(spec.dtype)
+        if jnp.issubdtype(dtype, jnp.integer):
+            return (bits >> 1).astype(dtype)
+        return ((bits.astype(jnp.float32) + 1) / 256).astype(dtype)
 
-    on_device = sharding.with_memory_kind("device")
-    return jax.device_put(jax.jit(make, out_shardings=on_device)(), sharding)
+    return jax.jit(make, out_shardings=sharding)
 
 
 def products(devices: Sequence[Any], dtype: str, size: int) -> Program:

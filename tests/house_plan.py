@@ -3,11 +3,11 @@
 # Imports point to lower layers, or to the same layer where that makes no circle. A name
 # is a module or a package directly below `src/stowax`.
 LAYERS = (
-    ("_errors", "_files", "_record_json", "_streams", "_units"),
+    ("_errors", "_files", "_record_json", "_streams", "_units", "_where"),
     # Figures with sources, records, and the files that touch private JAX.
     (
         *("_figures", "_gpu_targets", "_hardware", "_hlo_proto", "_jax", "_mark"),
-        *("_link_ranges", "_pinned", "_stages"),
+        *("_jax_hooks", "_link_ranges", "_pinned", "_stages"),
     ),
     (
         "_calibrated",
@@ -117,6 +117,8 @@ LAYERS = (
         "_measured",
     ),
     ("_calibrate", "_inspect", "_measure", "_options", "_survey"),
+    # What a running program does with JAX.
+    ("_audit_values", "_prefetch", "_strict"),
     ("_trial", "_forecast", "_charges"),
     ("_loop", "_describe", "_export", "_reasons"),
     ("_certificate", "_forms", "_sensitivity"),
@@ -184,6 +186,7 @@ WITHOUT_JAX = {
     "_timeline",
     "_units",
     "_verify_record",
+    "_where",
     "_xplane",
     "_xplane_roles",
     "report",

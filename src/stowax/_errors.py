@@ -57,6 +57,14 @@ class TraceError(StowaxError, RuntimeError):
     """A profiler's trace that does not hold what was to be read from it."""
 
 
+class TransferError(StowaxError, RuntimeError):
+    """An implicit transfer under `stowax.strict`; `file` and `line` are the user's."""
+
+    def __init__(self, file: str, line: int, what: str, instead: str):
+        self.file, self.line = file, line
+        super().__init__(f"{file}:{line}: {what}. {instead}")
+
+
 class OffloadVanishedError(StowaxError, RuntimeError):
     """The compiled program does not hold the copies that the plan decided on."""
 

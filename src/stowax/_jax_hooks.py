@@ -1,0 +1,274 @@
+"""The narrow points of JAX through which a running program's transfers go.
+
+JAX's transfer guards see half of them on a CPU: a NumPy value on its way in is guarded,
+reading a result is not, since the memory is shared (jax-ml/jax#16602). They name no
+line, and refuse `x + 1` and `jax.numpy.zeros(3)`. So `watch` hooks what every call goes
+through, in one place, for as long as somebody watches:
+
+- `post_hook`, which the compiled fast path of every jitted function calls (also those
+  that jax.numpy consists of), and `_run_python_pjit`, where a call goes that is new;
+- `Array._value`, which every read of an array ends in, but for the buffer protocol of
+  CPU arrays: that is used by `numpy.asarray`, `numpy.array` and `.item()`;
+- `device_put_p.impl`, `jax.device_get`, `block_until_ready`;
+- `jax.monitoring`, for the seconds that compilation took.
+
+Served: JAX 0.10 to 0.12. What this cannot see: a NumPy function other than those two
+that reads a CPU array through its buffer (`np.log(x)`); on accelerators there is none.
+"""
+
+import contextlib
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import api as _api
+from jax._src import array as _array
+from jax._src import core as _core
+from jax._src import dispatch as _dispatch
+from jax._src import pjit as _pjit
+
+from ._jax import argument_names
+
+Array = _array.ArrayImpl
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class Watcher:
+    """What is told; each method may raise, and then the user's line does."""
+
+    def starts(self, function: Any, trip: "Trip") -> None:
+        """A jitted function goes the slow way, and has not run yet."""
+
+    def ran(
+        self, function: Any, args: Any, kwargs: Any, results: Any, trip: "Trip", /
+    ) -> None:
+        """A jitted function was dispatched."""
+
+    def reads(self, array: Any) -> None:
+        """An array's values are about to be read, without `jax.device_get`."""
+
+    def was_read(self, how: str, value: Any, seconds: float, result: Any) -> None:
+        """Values came to the host; `how` is what asked for them."""
+
+    def put(self, values: Any, results: Any) -> None:
+        """`jax.device_put` placed something."""
+
+    def waited(self, value: Any, seconds: float) -> None:
+        """`block_until_ready` returned."""
+
+    def warned(self, message: str) -> None:
+        """A warning was given."""
+
+
+class Trip:
+    """How a call went: if by the slow way, what is known of it there.
+
+    `leaves` are names and values of the arguments that are not static, `params` those
+    of its equation; `compiled_seconds` went into compiling it.
+    """
+
+    __slots__ = ("compiled_seconds", "leaves", "params", "slow")
+
+    def __init__(self, leaves: Any = None, params: Any = None):
+        self.slow, self.leaves, self.params = params is not None, leaves, params
+        self.compiled_seconds = 0.0
+
+
+FAST = Trip()
+
+_lock = threading.RLock()
+_watchers: tuple[Watcher, ...] = ()
+_undo: list[Callable[[], None]] = []
+
+
+class _Thread(threading.local):
+    inside = False  # what happens in here is a part of what was seen already
+    trip: Trip | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """What this thread does in here is nobody's."""
+    before, _thread.inside = _thread.inside, True
+    try:
+        yield
+    finally:
+        _thread.inside = before
+
+
+@contextlib.contextmanager
+def watch(watcher: Watcher) -> Iterator[None]:
+    """Tells `watcher` what every thread does with JAX meanwhile (JAX 0.10 to 0.12)."""
+    global _watchers
+    with _lock:
+        if not _watchers:
+            _install()
+        _watchers = (*_watchers, watcher)
+    try:
+        yield
+    finally:
+        with _lock:
+            _watchers = tuple(w for w in _watchers if w is not watcher)
+            if not _watchers:
+                while _undo:
+                    _undo.pop()()
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    before = getattr(owner, name) if not isinstance(owner, type) else vars(owner)[name]
+    setattr(owner, name, value)
+
+    def undo() -> None:
+        # Somebody who replaced it since is left alone.
+        now = vars(owner).get(name)
+        if now is value:
+            setattr(owner, name, before)
+
+    _undo.append(undo)
+
+
+def _install() -> None:
+    state = _api._post_hook_state
+    before = state.get_global()
+
+    def post(function: Any, args: Any, kwargs: Any, results: Any) -> None:
+        if before is not None:
+            before(function, args, kwargs, results)
+        _after(function, args, kwargs, results)
+
+    state.set_global(post)
+    _undo.append(lambda: state.set_global(before))
+    _replace(_pjit, "_run_python_pjit", _slow_way(_pjit._run_python_pjit))
+    _replace(_dispatch.device_put_p, "impl", _putting(_dispatch.device_put_p.impl))
+    value: Any = vars(Array)["_value"]
+    _replace(Array, "_value", property(_reading("value", value.fget)))
+    _replace(Array, "item", _reading("item", Array.item))
+    for name in ("asarray", "array"):
+        _replace(np, name, _reading(name, getattr(np, name)))
+    _replace(jax, "device_get", _reading("device_get", jax.device_get))
+    _replace(Array, "block_until_ready", _waiting(Array.block_until_ready))
+    _replace(jax, "block_until_ready", _waiting(jax.block_until_ready))
+    _replace(warnings, "warn", _warning(warnings.warn))
+    jax.monitoring.register_event_duration_secs_listener(_duration)
+    _undo.append(lambda: jax.monitoring.unregister_event_duration_listener(_duration))
+
+
+def _duration(event: str, duration_secs: float, **_: Any) -> None:
+    if event == _COMPILED and (trip := _thread.trip) is not None:
+        trip.compiled_seconds += duration_secs
+
+
+def _after(function: Any, args: Any, kwargs: Any, results: Any) -> None:
+    """What the fast path calls when it has dispatched a function."""
+    if _thread.inside or not _core.trace_state_clean():
+        return
+    _thread.inside = True
+    try:
+        for watcher in _watchers:
+            watcher.ran(function, args, kwargs, results, FAST)
+    finally:
+        _thread.inside = False
+
+
+def _slow_way(run: Any) -> Any:
+    def run_python_pjit(
+        p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any
+    ) -> Any:
+        if _thread.inside or not _core.trace_state_clean():
+            return run(p, args_flat, fun, args, kwargs)
+        before = _thread.trip
+        names = argument_names(p.params["jaxpr"])
+        trip = _thread.trip = Trip([*zip(names, args_flat, strict=False)], p.params)
+        _thread.inside = True
+        try:
+            for watcher in _watchers:
+                watcher.starts(fun, trip)
+            out = run(p, args_flat, fun, args, kwargs)
+            for watcher in _watchers:
+                watcher.ran(fun, args, kwargs, out[0], trip)
+        finally:
+            _thread.inside, _thread.trip = False, before
+        return out
+
+    return run_python_pjit
+
+
+def _reading(how: str, read: Any) -> Any:
+    """`read`, and who watches is told where its argument is an array of JAX's."""
+    arrays_only = how != "device_get"
+
+    def reading(*args: Any, **kwargs: Any) -> Any:
+        if (
+            _thread.inside
+            or not args
+            or (arrays_only and type(args[0]) is not Array)
+            or not _core.trace_state_clean()
+        ):
+            return read(*args, **kwargs)
+        _thread.inside = True
+        try:
+            if arrays_only:
+                for watcher in _watchers:
+                    watcher.reads(args[0])
+            began = time.perf_counter()
+            result = read(*args, **kwargs)
+            seconds = time.perf_counter() - began
+            for watcher in _watchers:
+                watcher.was_read(how, args[0], seconds, result)
+        finally:
+            _thread.inside = False
+        return result
+
+    reading.__name__, reading.__doc__ = how, read.__doc__
+    return reading
+
+
+def _waiting(wait: Any) -> Any:
+    def block_until_ready(value: Any) -> Any:
+        if _thread.inside:
+            return wait(value)
+        _thread.inside = True
+        try:
+            began = time.perf_counter()
+            result = wait(value)
+            seconds = time.perf_counter() - began
+            for watcher in _watchers:
+                watcher.waited(value, seconds)
+        finally:
+            _thread.inside = False
+        return result
+
+    return block_until_ready
+
+
+def _putting(put: Any) -> Any:
+    def impl(*values: Any, **params: Any) -> Any:
+        results = put(*values, **params)
+        if not _thread.inside:
+            _thread.inside = True
+            try:
+                for watcher in _watchers:
+                    watcher.put(values, results)
+            finally:
+                _thread.inside = False
+        return results
+
+    return impl
+
+
+def _warning(warn: Any) -> Any:
+    def warn_watched(
+        message: Any, category: Any = None, stacklevel: int = 1, *rest: Any, **more: Any
+    ) -> None:
+        for watcher in _watchers:
+            watcher.warned(str(message))
+        warn(message, category, stacklevel + 1, *rest, **more)
+
+    return warn_watched

@@ -1,0 +1,72 @@
+"""The line of the user's that is running: the innermost frame that is nobody else's.
+
+Frames of stowax, of JAX, of installed packages and of the standard library are passed
+over: what `optax.apply_updates` dispatches belongs to the line that called it. This is
+asked at every event of an audit, so what is known of a function is kept.
+"""
+
+import functools
+import os
+import site
+import sys
+import sysconfig
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """A line, and the function that it stands in, by its own first line."""
+
+    file: str
+    line: int
+    function: str
+    first: int
+
+
+NOWHERE = Place("<unknown>", 0, "", 0)
+
+
+@functools.cache
+def _folder_of_jax() -> str:
+    module = sys.modules.get("jax")
+    return os.path.dirname((module and module.__file__) or "")
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths[k] for k in ("purelib", "platlib", "stdlib", "platstdlib")}
+    folders |= {*site.getsitepackages(), os.path.dirname(__file__)}
+    if jaxs := _folder_of_jax():
+        folders.add(jaxs)
+    return (*(folder + os.sep for folder in folders), "<frozen ")
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def is_users(code: CodeType) -> bool:
+    """Whether a user wrote this function, and no library."""
+    return not code.co_filename.startswith(_libraries())
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def is_jax(code: CodeType) -> bool:
+    """Whether JAX itself wrote this function."""
+    jaxs = _folder_of_jax()
+    return bool(jaxs) and code.co_filename.startswith(jaxs + os.sep)
+
+
+def place_of(frame: FrameType | None) -> Place:
+    """The user's innermost line, from `frame` outwards."""
+    while frame is not None:
+        code = frame.f_code
+        if is_users(code):
+            return Place(
+                code.co_filename, frame.f_lineno, code.co_name, code.co_firstlineno
+            )
+        frame = frame.f_back
+    return NOWHERE
+
+
+def here() -> Place:
+    """The user's line that is running."""
+    return place_of(sys._getframe(1))

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -244,12 +244,18 @@ class Program:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def closure(
-        self, wanted: Sequence[int], at_hand: Container[int], *, effects: bool = False
+        self,
+        wanted: Iterable[int],
+        at_hand: Container[int],
+        *,
+        effects: bool = False,
+        served: Mapping[int, Container[int]] | None = None,
     ) -> list[int]:
         """Positions of the nodes that must run to get `wanted` from what is `at_hand`.
 
         With `effects`, nodes whose running can be noticed run as well (once is right:
-        the forward pass).
+        the forward pass). `served` has, by position, the operands that a node gets in
+        another way: nothing has to run for them.
         """
         needed, run = {w for w in wanted if w not in at_hand}, []
         for position in range(len(self.nodes) - 1, -1, -1):
@@ -259,7 +265,9 @@ class Program:
                 continue
             run.append(position)
             needed.difference_update(node.outputs)
-            needed.update(i for i in node.inputs if i is not None and i not in at_hand)
+            skipped = served.get(position, ()) if served else ()
+            read = (i for k, i in enumerate(node.inputs) if k not in skipped)
+            needed.update(i for i in read if i is not None and i not in at_hand)
         return run[::-1]
 
     def constants(self) -> dict[int, Any]:

@@ -35,20 +35,18 @@ _OUTSIDE = (
 _WHOLE = "what is made of it is needed whole on the device"
 _TOGETHER = "arrays that are one value with it stay, and they move together"
 _LEFT_OPEN = "it has no sharding, and others are spread over a mesh"
-_SMALL = "it is smaller than "
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Staying:
-    """`count` arrays that are alike, as one value that stays; `why` is in `value`."""
+    """`count` arrays that are alike, as one value that stays; `why` is in `value`.
+
+    `small` says that they are too small to be worth a line of their own.
+    """
 
     value: Value
     count: int
-
-    @property
-    def small(self) -> bool:
-        """Whether they are too small to be worth a line of their own."""
-        return self.value.stays.startswith(_SMALL)
+    small: bool
 
 
 def find_staying(
@@ -77,6 +75,7 @@ def find_staying(
     return tuple(
         Staying(
             count=len(own),
+            small=reasons.small(own[0]),
             value=Value(
                 index=index,
                 name=path if len(own) > 1 else step.arguments[own[0]].path,
@@ -119,11 +118,15 @@ class _Reasons:
         }
         self.given = {i for g in found.groups if g.gives for i in g.reads}
 
+    def small(self, i: int) -> bool:
+        """Whether no copy of the argument at flat position `i` would be worth it."""
+        return device_bytes(self.specs[i]) < self.leaf_bytes
+
     def of(self, i: int) -> str:
         """The reason for the argument at flat position `i`."""
         argument, spec = self.step.arguments[i], self.specs[i]
-        if device_bytes(spec) < self.leaf_bytes:
-            return f"{_SMALL}{format_bytes(self.leaf_bytes)} on a device"
+        if self.small(i):
+            return f"it is smaller than {format_bytes(self.leaf_bytes)} on a device"
         if not has_host_memory(self.target):
             return NO_HOST
         if getattr(spec, "sharding", None) is None:

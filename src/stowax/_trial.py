@@ -41,12 +41,24 @@ class Measured:
     """
 
     trial: Trial
-    predicted_bytes: int
-    compiled_bytes: int
-    host_bytes: int
     inspection: Any | None
-    vanished: tuple[str, ...]
+    vanished: tuple[str, ...] = ()
     not_on_host: tuple[str, ...] = ()
+
+    @property
+    def predicted_bytes(self) -> int:
+        """What the device was to need, before this program was compiled."""
+        return self.trial.predicted_bytes
+
+    @property
+    def compiled_bytes(self) -> int:
+        """What it needs."""
+        return self.trial.compiled_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """What the host needs."""
+        return self.trial.host_bytes
 
     @property
     def excess(self) -> int:
@@ -121,14 +133,7 @@ def _measured(
         step_seconds=inspection.timeline.step_seconds if inspection else None,
         seconds_to_compile=time.perf_counter() - started,
     )
-    return Measured(
-        trial=trial,
-        predicted_bytes=predicted,
-        compiled_bytes=compiled,
-        host_bytes=host,
-        inspection=inspection,
-        vanished=(),
-    )
+    return Measured(trial=trial, inspection=inspection)
 
 
 def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> tuple[str, ...]:

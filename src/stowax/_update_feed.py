@@ -13,7 +13,6 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from . import _jax
 from ._boundary import Emission
 from ._jaxpr import Node, Program
 
@@ -72,23 +71,6 @@ class Feeds:
         made = {value.made for value in self.gradients.values()}
         outputs = program.nodes[position].outputs
         return tuple(k for k, number in enumerate(outputs) if number in made)
-
-    def closure(
-        self, program: Program, wanted: Collection[int], at_hand: Collection[int]
-    ) -> list[int]:
-        """As `Program.closure` with effects, without what loops fetch themselves."""
-        needed = {w for w in wanted if w not in at_hand}
-        run = []
-        for position in range(len(program.nodes) - 1, -1, -1):
-            node = program.nodes[position]
-            if needed.isdisjoint(node.outputs) and not _jax.has_effects(node.equation):
-                continue
-            run.append(position)
-            needed.difference_update(node.outputs)
-            served = self.served.get(position, ())
-            read = [i for k, i in enumerate(node.inputs) if k not in served]
-            needed.update(i for i in read if i is not None and i not in at_hand)
-        return run[::-1]
 
 
 def emission_of(node: Node, boundary: Mapping[str, Emission]) -> Emission | None:

@@ -393,4 +393,6 @@ class _Finder:
         count = self.program.input_count + self.program.const_count
         given |= {number for group in groups for number in group.totals}
         at_hand = {*given, *range(count)}
-        return self.feeds.closure(self.program, wanted, at_hand)
+        return self.program.closure(
+            wanted, at_hand, effects=True, served=self.feeds.served
+        )

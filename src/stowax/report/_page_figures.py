@@ -278,7 +278,7 @@ def budget_figure(plan: PlanRecord) -> Any:
             line_color="#000000",
             legend_label=title,
         )
-        mine = title.startswith("this plan")
+        mine = title in (_PREDICTED, _COMPILED)
         drawn.text(
             x="x",
             y="y",
@@ -335,6 +335,7 @@ def _with_room(values: Sequence[float], share: float) -> list[float]:
 
 
 Point = tuple[str, int, float]
+_PREDICTED, _COMPILED = "this plan, predicted", "this plan, compiled"
 
 
 def budget_points(
@@ -357,7 +358,7 @@ def budget_points(
         compiled.append(("this plan", plan.device_bytes, plan.step_seconds))
     return [
         ("hand-written policies, predicted", "circle", "#56B4E9", policies),
-        ("this plan, predicted", "triangle", "#009E73", predicted),
+        (_PREDICTED, "triangle", "#009E73", predicted),
         ("other trials, compiled", "square", "#E69F00", trials),
-        ("this plan, compiled", "star", "#D55E00", compiled),
+        (_COMPILED, "star", "#D55E00", compiled),
     ]

@@ -157,18 +157,21 @@ def test_a_marked_function_under_vmap():
     check(step, (WEIGHTS, jnp.stack([X, 2 * X])), [LAYERS], choices=kept, seeds=())
 
 
-def test_the_gradient_of_a_vmapped_marked_function():
+def of_examples(weights, xs):
+    """Loss and gradient of a marked function under `jax.vmap`."""
+
     @stow
     def one(weights, x):
         return jnp.mean(run_layers(layer, x, weights))
 
-    def step(weights, xs):
-        def total(weights):
-            return jnp.mean(jax.vmap(one, in_axes=(None, 0))(weights, xs))
+    def total(weights):
+        return jnp.mean(jax.vmap(one, in_axes=(None, 0))(weights, xs))
 
-        return jax.value_and_grad(total)(weights)
+    return jax.value_and_grad(total)(weights)
 
-    check(step, (WEIGHTS, jnp.stack([X, 2 * X])), [LAYERS])
+
+def test_the_gradient_of_a_vmapped_marked_function():
+    check(of_examples, (WEIGHTS, jnp.stack([X, 2 * X])), [LAYERS])
 
 
 def test_a_marked_function_in_a_marked_function():
@@ -184,19 +187,9 @@ def test_a_marked_function_in_a_marked_function():
 
 
 def test_a_batch_of_examples_makes_one_gradient_of_the_weights():
-    @stow
-    def one(weights, x):
-        return jnp.mean(run_layers(layer, x, weights))
-
-    def step(weights, xs):
-        def total(weights):
-            return jnp.mean(jax.vmap(one, in_axes=(None, 0))(weights, xs))
-
-        return jax.grad(total)(weights)
-
     examples = 11
     args = (WEIGHTS, jnp.stack([X] * examples))
-    program = str(jax.make_jaxpr(planned(step, args, store_all))(*args))
+    program = str(jax.make_jaxpr(planned(of_examples, args, store_all))(*args))
     assert f"[{examples},{WIDTH},{WIDTH}]" not in program
     assert f"[{examples},{ROWS},{WIDTH}]" in program
 

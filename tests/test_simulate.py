@@ -28,9 +28,10 @@ from stowax._figures import (
     unknown,
 )
 from stowax._hardware import CHIPS
-from stowax._program_record import Computation, Instruction, Program, Transfer
+from stowax._program_record import Computation, Program, Transfer
 from stowax._simulate import LAUNCH_SECONDS, simulate
 from stowax._stages import Link
+from traces import instruction as item
 
 CHIP = dataclasses.replace(
     CHIPS["v5e"],
@@ -41,28 +42,6 @@ CHIP = dataclasses.replace(
     host_bandwidth=unknown(RATE),
 )
 LINK = Link(device_to_host=2.0, host_to_device=4.0)
-
-
-def item(name, opcode="fusion", **fields):
-    standard = {
-        "name": name,
-        "opcode": opcode,
-        "wrapped": "",
-        "target": "",
-        "result_bytes": 100,
-        "memory_spaces": (0,),
-        "operands": (),
-        "called": (),
-        "op_name": name,
-        "source": "",
-        "estimated_cycles": None,
-        "flops": 0.0,
-        "dtype": "bfloat16",
-        "bytes_accessed": 100,
-        "execution_thread": "",
-        "trips": None,
-    }
-    return Instruction(**{**standard, **fields})
 
 
 def work(name, seconds):

@@ -7,7 +7,7 @@ LAYERS = (
     # Figures with sources, records, and the files that touch private JAX.
     (
         *("_figures", "_gpu_targets", "_hardware", "_hlo_proto", "_jax", "_mark"),
-        *("_jax_hooks", "_link_ranges", "_pinned", "_stages"),
+        *("_jax_hooks", "_link_ranges", "_pinned", "_stages", "_versions"),
     ),
     (
         "_calibrated",

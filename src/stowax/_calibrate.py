@@ -14,9 +14,7 @@ above what the maker quotes is not believed: then something was not waited for.
 import dataclasses
 import datetime
 import functools
-import importlib.metadata
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -33,6 +31,7 @@ from ._hardware import chip_of_kind
 from ._stopwatch import Stopwatch, per_second
 from ._target import attached_devices, local_devices, platform_name
 from ._units import format_bytes
+from ._versions import versions
 from .report import calibration_text
 
 MIB = 2**20
@@ -377,12 +376,7 @@ def _most_copied(devices: Sequence[Any]) -> int:
 
 
 def _versions(device: Any) -> dict[str, str]:
-    found = {"jax": jax.__version__, "python": platform.python_version()}
-    for name in ("stowax", "jaxlib", "libtpu", "jax-cuda12-plugin"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    found = versions()
     if runtime := getattr(device.client, "platform_version", ""):
         found["backend"] = " ".join(str(runtime).split())[:200]
     return found

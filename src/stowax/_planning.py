@@ -5,8 +5,6 @@ the closed loop (`_loop`), write down what came out (`_describe`).
 """
 
 import dataclasses
-import importlib.metadata
-import platform
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -43,6 +41,7 @@ from ._survey import Survey, take_survey
 from ._target import target as find_target
 from ._trace import trace_step
 from ._trial import check_offloads
+from ._versions import versions
 
 
 def plan(
@@ -211,18 +210,8 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
             )
             for i, a in enumerate(traced.arguments)
         ),
-        "versions": _versions(),
+        "versions": versions(),
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {"jax": jax.__version__, "python": platform.python_version()}
-    for name in ("stowax", "jaxlib", "libtpu", "jax-cuda12-plugin"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _figures(found: Found) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def cells(name: str, target: Any, found: dict[str, Any]) -> dict[tuple[Any, ...]
     for policy in (*known, *workload.by_hand):
         key = (name, target.name, "policy", policy, None)
         to_do[key] = lambda p=policy: policy_cell(name, target, p)
-    # Large budgets first: that is where policies fit, and there is something to compare.
+    # Large budgets first: that is where policies fit and there is something to compare.
     for cell in reversed(range(BUDGETS)):
         budget = budget_of(found, cell)
         key = (name, target.name, "plan", PLAN, cell)

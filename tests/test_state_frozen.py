@@ -187,3 +187,31 @@ def test_what_is_returned_as_it_came_is_the_same_buffer(form):
 
 def program_transfers(program):
     return stowax.inspect(program).transfers
+
+
+@pytest.mark.parametrize("target", ["h200", "v5p-8"])
+def test_a_frozen_tower_before_the_trained_layers_is_fetched_once(target):
+    """No gradient goes through it, so its loop is no stack of the plan's."""
+    base, tuned = shapes("scan")
+
+    @stowax.stow
+    def loss_fn(tuned, tower, x):
+        x, _ = jax.lax.scan(
+            lambda x, w: (jnp.tanh(x @ w["in"]) @ w["out"], None), x, tower
+        )
+        return jnp.mean(scan(jax.tree.map(jnp.ones_like, tower), tuned, x) ** 2)
+
+    def step(tuned, tower, x):
+        loss, grads = jax.value_and_grad(loss_fn)(tuned, tower, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, tuned, grads), loss
+
+    args = (tuned, base, spec(ROWS, WIDTH))
+    found = plan(step, *args, target=target, pin={"args?1?*": "offload"})
+    assert found.host_bytes == FROZEN
+    program = stowax.target(target).compile(found.apply(step), *found.specs(*args))
+    moved = {"host-to-device": 0, "device-to-host": 0}
+    for transfer in program_transfers(program):
+        moved[transfer.direction] += transfer.total_bytes
+    # Once forward, and a layer more where the first is fetched before the loop.
+    assert FROZEN <= moved["host-to-device"] <= FROZEN + 2 * MATRIX
+    assert moved["device-to-host"] == 0

@@ -22,6 +22,7 @@ from ._lowered import Region
 from ._mlir import read_graph
 from ._plan_record import Trial
 from ._program import read_program, transfers_named
+from ._stack import Stack
 from ._state import device_bytes
 from ._survey import Survey, predict
 
@@ -216,16 +217,24 @@ def _streams(
             yield from _streams(inner, survey, share / branches, inside)
         found = _STREAM.search(operation.scope)
         if found and operation.target == PLACEMENT:
-            times = survey.step.stacks[found[1]].stack.count if looped else 1
+            times = _stack_named(survey, found[1]).count if looped else 1
             yield found[0], share * times * operation.results[0].device_bytes
+
+
+def _stack_named(survey: Survey, name: str) -> Stack:
+    """A stack whose loops are in the step, be they differentiated or not."""
+    emissions = survey.step.boundary.values()
+    return next(e.stack for e in emissions if e.stack.name == name)
 
 
 def _stream_name(survey: Survey, scope: str) -> str:
     found = _STREAM.fullmatch(scope)
     assert found is not None
-    body = next(body for body in survey.bodies if body.name == found[1])
-    stack = survey.step.stacks[found[1]].stack
-    name = body.values[stack.first_layer_input + int(found[2])].name
+    stack, number = _stack_named(survey, found[1]), int(found[2])
+    body = next((body for body in survey.bodies if body.name == found[1]), None)
+    values = body.values if body else ()
+    at = stack.first_layer_input + number
+    name = values[at].name if values else f"weight {at}"
     name = f"{name} of the layers at {stack.source}"
     return f"gradients of {name}" if scope.startswith(GRADIENTS) else name
 

@@ -265,12 +265,16 @@ def test_more_than_the_host_has_or_may_pin():
 
 
 def test_an_option_that_is_known_to_be_bad():
-    found = inspected("pipelined_by_an_option", "h200")
-    (hazard,) = hazards_of(found, "known-bad-version")
-    assert "xla_gpu_enable_pipelined_host_offloading=False" in hazard.cost
+    option = "xla_gpu_enable_pipelined_host_offloading=False"
+
+    def of_the_option(name):  # JAX 0.11 is known to be bad by itself
+        found = hazards_of(inspected(name, "h200"), "known-bad-version")
+        return [hazard for hazard in found if option in hazard.cost]
+
+    (hazard,) = of_the_option("pipelined_by_an_option")
     assert "openxla/xla 37979, 45393" in hazard.cost
     assert "hazard_programs.py" in hazard.where
-    assert not hazards_of(inspected("clean_offload", "h200"), "known-bad-version")
+    assert of_the_option("clean_offload") == []
 
 
 @pytest.mark.parametrize(
@@ -294,11 +298,12 @@ def test_a_version_that_is_known_to_be_bad(version, options, bad):
 def test_rematerialization_that_counts_host_memory_is_known():
     context = hazard_programs.context("clean_offload", "h200")
     small = context.machine._replace(device_bytes=context.memory.device.total)
-    (hazard,) = known_bad(context._replace(machine=small))
-    assert "counts host memory as the device's" in hazard.cost
+    found = [hazard.cost for hazard in known_bad(context._replace(machine=small))]
+    assert sum("counts host memory as the device's" in cost for cost in found) == 1
     options = {"xla_disable_hlo_passes": "a,rematerialization"}
     intent = dataclasses.replace(context.intent, options=options)
-    assert not list(known_bad(context._replace(machine=small, intent=intent)))
+    found = list(known_bad(context._replace(machine=small, intent=intent)))
+    assert not any("counts host memory" in hazard.cost for hazard in found)
 
 
 def test_versions_and_options_are_read():

@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+from stowax._audit_record import AUDIT_KINDS
 from stowax._hazards import HAZARD_KINDS
 from stowax._memory_record import MEMORY_ROLES
 
@@ -26,3 +27,8 @@ def test_every_hazard_is_listed_in_the_words_of_the_code():
 def test_every_role_of_memory_is_explained():
     explained = ", ".join(rows(INSPECT.read_text()))
     assert [role for role in MEMORY_ROLES if role not in explained] == []
+
+
+def test_every_finding_of_an_audit_is_listed_in_the_words_of_the_code():
+    listed = rows((INSPECT.parent / "audit.md").read_text())
+    assert {k.strip("`"): v for k, v in listed.items() if "`" in k} == AUDIT_KINDS

@@ -90,3 +90,20 @@ def test_it_ends_with_the_context_and_holds_for_one_thread():
     assert float(step(STATE, 0.5)["w"][0]) == 0.5
     assert np.asarray.__module__ == "numpy"
     assert type(W).item.__module__ != "stowax._jax_hooks"
+
+
+def test_jaxs_own_check_for_nans_stays_and_hides_nothing():
+    """JAX clears the hook of a thread whenever it leaves a context without checks."""
+    divided = jax.jit(lambda x, y: x / y)
+    zero = jnp.float32(0)
+    divided(zero, HALF), step(STATE, 0.5)
+    with stowax.strict():
+        with jax.debug_nans(False):
+            pass
+        with pytest.raises(stowax.StowaxError):
+            step(STATE, 0.5)
+    with jax.debug_nans(True), stowax.strict(), pytest.raises(FloatingPointError):
+        divided(zero, zero)
+    with stowax.strict(), jax.debug_nans(True), pytest.raises(FloatingPointError):
+        divided(zero, zero)
+    assert jnp.isnan(divided(zero, zero))

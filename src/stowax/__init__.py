@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ._inspect import inspect as inspect
     from ._inspect import load_inspection as load_inspection
     from ._measure import measure as measure
+    from ._audit import Audit as Audit
+    from ._audit import audit as audit
     from ._prefetch import prefetch as prefetch
     from ._strict import strict as strict
 
@@ -36,6 +38,8 @@ _LATER = {
     "inspect": "_inspect",
     "load_inspection": "_inspect",
     "measure": "_measure",
+    "Audit": "_audit",
+    "audit": "_audit",
     "prefetch": "_prefetch",
     "strict": "_strict",
 }

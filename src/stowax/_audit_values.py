@@ -67,7 +67,9 @@ def sent_values(function: Any, args: Any, kwargs: Any) -> list[Sent]:
     paths = jax.tree_util.tree_leaves_with_path(arguments)
     inner = getattr(function, "_fun", None)
     return [
-        sent(_name(path, inner), leaf) for path, leaf in paths if is_of_the_host(leaf)
+        sent(argument_name(path, inner), leaf)
+        for path, leaf in paths
+        if is_of_the_host(leaf)
     ]
 
 
@@ -79,7 +81,7 @@ def is_of_the_host(leaf: Any) -> bool:
     return type(leaf) in _HOSTS or isinstance(leaf, np.generic)
 
 
-def _name(path: Any, inner: Any) -> str:
+def argument_name(path: Any, inner: Any) -> str:
     """`state['w']`, as JAX itself names what stands at 'w' in the argument `state`."""
     inside = jax.tree_util.keystr(path[2:])
     if path[0].idx == 1:

@@ -9,7 +9,7 @@ through, in one place, for as long as somebody watches:
   that jax.numpy consists of), and `_run_python_pjit`, where a call goes that is new;
 - `Array._value`, which every read of an array ends in, but for the buffer protocol of
   CPU arrays: that is used by `numpy.asarray`, `numpy.array` and `.item()`;
-- `device_put_p.impl`, `jax.device_get`, `block_until_ready`;
+- `_batched_device_put_impl`, `jax.device_get`, `block_until_ready`;
 - `jax.monitoring`, for the seconds that compilation took.
 
 Served: JAX 0.10 to 0.12. What this cannot see: a NumPy function other than those two
@@ -27,6 +27,7 @@ import jax
 import numpy as np
 from jax._src import api as _api
 from jax._src import array as _array
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import dispatch as _dispatch
 from jax._src import pjit as _pjit
@@ -135,18 +136,13 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 
 def _install() -> None:
-    state = _api._post_hook_state
-    before = state.get_global()
-
-    def post(function: Any, args: Any, kwargs: Any, results: Any) -> None:
-        if before is not None:
-            before(function, args, kwargs, results)
-        _after(function, args, kwargs, results)
-
-    state.set_global(post)
-    _undo.append(lambda: state.set_global(before))
+    state = _PostHook(_api._post_hook_state)
+    state.begin()
+    _api._post_hook_state = state  # pyright: ignore[reportAttributeAccessIssue]
+    _undo.append(state.end)
     _replace(_pjit, "_run_python_pjit", _slow_way(_pjit._run_python_pjit))
-    _replace(_dispatch.device_put_p, "impl", _putting(_dispatch.device_put_p.impl))
+    put: Any = _dispatch._batched_device_put_impl
+    _replace(_dispatch, "_batched_device_put_impl", _putting(put))
     value: Any = vars(Array)["_value"]
     _replace(Array, "_value", property(_reading("value", value.fget)))
     _replace(Array, "item", _reading("item", Array.item))
@@ -158,6 +154,58 @@ def _install() -> None:
     _replace(warnings, "warn", _warning(warnings.warn))
     jax.monitoring.register_event_duration_secs_listener(_duration)
     _undo.append(lambda: jax.monitoring.unregister_event_duration_listener(_duration))
+
+
+class _PostHook:
+    """JAX's setting for the hook, with ours behind whatever JAX sets.
+
+    JAX sets it to check for NaNs, and clears it for one thread whenever it leaves a
+    context of its own without those checks, which would hide a hook for all threads.
+    """
+
+    def __init__(self, state: Any):
+        self._state = state
+        self._unset = _config.config_ext.unset
+        self._global: Any = None
+
+    def begin(self) -> None:
+        """Sets our hook behind the one there is."""
+        self._global = self._state.get_global()
+        self.set_global(self._global)
+        self.set_local(self._state.get_local())
+
+    def end(self) -> None:
+        """JAX's own setting is as JAX would have it; a thread may keep a hook of ours.
+
+        That tells nobody then.
+        """
+        self._state.set_global(self._global)
+        _api._post_hook_state = self._state
+
+    def set_global(self, hook: Any) -> None:
+        """What JAX calls for all threads."""
+        self._global = hook
+        self._state.set_global(_behind(hook))
+
+    def set_local(self, hook: Any) -> None:
+        """What JAX calls for this thread."""
+        if hook is None or hook is self._unset:
+            self._state.set_local(self._unset)
+        else:
+            self._state.set_local(_behind(hook))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+def _behind(hook: Any) -> Any:
+    def post(function: Any, args: Any, kwargs: Any, results: Any) -> None:
+        if hook is not None:
+            with unwatched():  # it reads all results
+                hook(function, args, kwargs, results)
+        _after(function, args, kwargs, results)
+
+    return post
 
 
 def _duration(event: str, duration_secs: float, **_: Any) -> None:

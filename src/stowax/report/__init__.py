@@ -4,6 +4,7 @@ Everything here takes records and returns `str`. Text has no colour codes, so th
 reads the same in a log file. No JAX: a plan made beside a TPU is read on a laptop.
 """
 
+from ._audit_text import audit_text as audit_text
 from ._calibration_text import calibration_text as calibration_text
 from ._comparison_text import comparison_text as comparison_text
 from ._differences_page import differences_page as differences_page

@@ -1,0 +1,59 @@
+"""From what was seen to what is wrong: every kind of finding, in one list; no JAX."""
+
+from collections.abc import Iterable
+
+from . import _audit_memory, _audit_programs, _audit_transfers
+from ._audit_record import AUDIT_KINDS, AuditRecord, Finding, Recording
+from ._audit_steps import steps_of
+
+
+def findings_of(recording: Recording) -> AuditRecord:
+    """What is wrong with the loop that was recorded, the costliest first."""
+    steps = steps_of(recording.events)
+    found: list[Finding] = [
+        *_audit_programs.donations(recording, steps),
+        *_audit_programs.recompilations(steps),
+    ]
+    if steps.count > 1:
+        found += _audit_transfers.sent_values(steps)
+        found += _audit_transfers.moves(steps)
+        found += _audit_transfers.many(steps)
+        found += _audit_transfers.reads(steps)
+        found += _audit_programs.operations(steps)
+        found += _audit_programs.from_programs(recording.facts, steps)
+        found += _audit_memory.growth(recording, steps)
+        found += _audit_memory.starvation(recording.samples, steps)
+    moments = [recording.events[start].at for start in steps.starts]
+    return AuditRecord(
+        findings=tuple(_once(found)),
+        steps=steps.count,
+        step_file=steps.place.file,
+        step_line=steps.place.line,
+        transfers=_audit_transfers.transfers_a_step(steps),
+        step_seconds=(
+            (moments[-1] - moments[0]) / (len(moments) - 1) if len(moments) > 1 else 0.0
+        ),
+        notes=tuple(_notes(recording, steps.count)),
+    )
+
+
+def _once(found: Iterable[Finding]) -> list[Finding]:
+    """One finding for one cause: what several small reads are is said by the first."""
+    order = list(AUDIT_KINDS)
+    several = {(f.file, f.line) for f in found if f.kind == "many-transfers"}
+    kept = [
+        f
+        for f in found
+        if f.kind != "host-read" or f.count < 2 or (f.file, f.line) not in several
+    ]
+    return sorted(
+        dict.fromkeys(kept),
+        key=lambda f: (-f.seconds, -f.bytes, order.index(f.kind), f.file, f.line),
+    )
+
+
+def _notes(recording: Recording, steps: int) -> Iterable[str]:
+    if not any(event.what == "call" for event in recording.events):
+        yield "No jitted function was called: everything was dispatched one by one."
+    if steps < 2:
+        yield "No loop was seen: what happens in every step takes two steps to see."

@@ -1,0 +1,153 @@
+"""The ways to ask for an audit, what it gives back, and what it allows."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stowax
+from stowax import _audit_memory
+from stowax._audit_record import AuditRecord, Finding
+from stowax._record_json import record_of
+from stowax.report import audit_text
+
+
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch):
+    """A thread that others keep from running is not the loop's fault."""
+    monkeypatch.setattr(_audit_memory, "_STARVED_SECONDS", 1.0)
+
+
+W = jnp.ones((8, 8), jnp.float32)
+step = jax.jit(lambda w, x: (w - x, jnp.sum(w)), donate_argnums=0)
+
+
+def test_a_step_is_run_with_its_own_results_and_arguments_stay():
+    seen = []
+
+    def train(w, x):
+        w, loss = step(w, x)
+        seen.append(loss)
+        return w, loss
+
+    audit = stowax.audit(train, W, np.ones((8, 8), np.float32), steps=4)
+    assert [float(loss) for loss in seen] == [64, 0, -64, -128]
+    assert not W.is_deleted()
+    (found,) = audit.findings
+    assert (found.kind, found.count) == ("repeated-constant", 1)
+    assert found.bytes == 8 * 8 * 4
+    assert audit.record.steps == 4
+    jitted = stowax.audit(step, W, W)
+    assert jitted.findings == ()
+    assert jitted.record.steps == 5
+
+
+def test_it_is_json_and_back():
+    audit = stowax.audit(lambda w: step(w, np.ones((8, 8), np.float32))[0], W)
+    data = json.loads(json.dumps(audit.to_json()))
+    assert record_of(AuditRecord, data) == audit.record
+    fields = {"kind", "file", "line", "count", "bytes", "seconds", "remedy"}
+    assert fields < set(data["findings"][0])
+
+
+def test_what_is_meant_so_is_allowed():
+    def loop(allow=()):
+        with stowax.audit(allow=allow) as audit:
+            w = W.copy()
+            for _ in range(4):
+                w, loss = step(w, W)
+                float(loss)
+        return audit
+
+    def commented():
+        with stowax.audit() as audit:
+            w = W.copy()
+            for _ in range(4):
+                w, loss = step(w, W)
+                float(loss)  # stowax: allow host-read, early-wait
+        return audit
+
+    assert [f.kind for f in loop().findings] == ["host-read"]
+    for audit in (loop("host-read"), loop(["host-read:test_audit_calls.py"])):
+        assert audit.findings == ()
+        assert [f.kind for f in audit.record.allowed] == ["host-read"]
+        assert str(audit).endswith("1 allowed: host-read")
+    assert commented().findings == ()
+    assert len(loop(["host-read:calls.py"]).findings) == 1
+
+
+def test_after_its_number_of_steps_nothing_is_noted():
+    with stowax.audit(steps=3) as audit:
+        w = W.copy()
+        for k in range(10):
+            w, loss = step(w, W)
+            if k > 4:
+                float(loss)
+    assert audit.findings == ()
+    assert audit.record.steps <= 4
+
+
+def test_an_error_goes_through_and_what_ran_is_told():
+    def loop():
+        for k in range(5):
+            _, loss = step(W.copy(), W)
+            float(loss)
+            1 / (4 - k)
+
+    audit = stowax.audit()
+    with pytest.raises(ZeroDivisionError), audit:
+        loop()
+    assert "host-read" in [f.kind for f in audit.findings]
+
+
+def test_without_a_loop_it_says_so():
+    with stowax.audit() as audit:
+        pass
+    assert audit.findings == ()
+    assert "No jitted function was called" in str(audit)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: stowax.audit(steps=1), "steps: got 1. Write 2 or more"),
+        (lambda: stowax.audit(3), "function: got int. Write stowax.audit"),
+        (lambda: stowax.audit(allow="hostread"), "Did you mean host-read?"),
+        (lambda: stowax.audit().findings, "Read it after the `with` block"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong, said):
+    with pytest.raises(stowax.StowaxError) as error:
+        wrong()
+    assert said in str(error.value)
+
+
+def test_text_is_this():
+    finding = Finding(
+        kind="host-read",
+        file="train.py",
+        line=7,
+        count=1,
+        bytes=4,
+        seconds=0.0021,
+        what="float() reads 4 B of this step's result",
+        remedy="Read it one step late.",
+    )
+    record = AuditRecord(
+        findings=(finding,),
+        steps=20,
+        step_file="train.py",
+        step_line=5,
+        transfers=2,
+        step_seconds=0.004,
+    )
+    assert audit_text(record, width=60).splitlines() == [
+        "1 finding in 20 steps of train.py:5, 4.0 ms and 2 transfers",
+        "each.",
+        "",
+        "train.py:7: host-read (1 a step, 4 B, 2.1 ms)",
+        "  what    float() reads 4 B of this step's result",
+        "  remedy  Read it one step late.",
+    ]

@@ -16,7 +16,7 @@ from stowax._errors import ArgumentError
 from stowax._forms import Found
 from stowax._improve import improve
 from stowax._loop import Attempt
-from stowax._planner import evaluate, solve
+from stowax._planner import baselines, evaluate, solve
 
 SET = {"xla_tpu_enable_all_experimental_scheduler_features": True, "mine": "yes"}
 
@@ -135,6 +135,19 @@ def test_a_value_that_is_waited_for_is_not_moved_again():
     assert search.link_share == 1.0
     # What it was charged with: what was waited for, per run.
     assert all(search.charges["layer", i] == pytest.approx(2.0) for i in moved)
+
+
+def test_what_people_write_by_hand_is_tried_where_it_may_be_faster(monkeypatch):
+    monkeypatch.setattr("stowax._improve._neighbours", lambda search, decisions: ())
+    # Enough room to keep the inputs only; whatever is moved is waited for.
+    question = dataclasses.replace(QUESTION, device_bytes=90)
+    search = Search(question, waits=dict.fromkeys(range(4), 5.0))
+    search.settle = lambda: solve(question)  # a solver that learns nothing
+    found = improved(search, 50)
+    tried = [a.decisions for a in search.attempts]
+    assert baselines(question)["recompute all"] in tried
+    seconds = [a.measured.step_seconds for a in search.attempts if search.fits(a)]
+    assert found.best.measured.step_seconds == min(seconds) < seconds[0]
 
 
 def test_it_ends_where_nothing_promises_more_and_compiles_nothing_twice():

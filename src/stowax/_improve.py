@@ -10,19 +10,20 @@ Proposals, in this order, those first that promise most:
 
 - the solver's decisions, when offloaded values are charged with what their copies were
   waited for (`_charges`);
-- the best plan's decisions with one changed, if that may be faster even though the
-  model does not say so, those first that may win most;
+- the best plan's decisions with one changed, and what people write by hand, if that may
+  be faster even though the model does not say so, those first that may win most;
 - the best plan with one compiler option changed, of a short list (`_options`).
 """
 
 import dataclasses
+import itertools
 from collections.abc import Container, Iterator, Mapping
 
 from ._charges import charges_of
 from ._forms import Found
 from ._loop import MOST_COMPILES, Attempt, Search
 from ._options import alternatives
-from ._planner import evaluate, recomputed_values
+from ._planner import baselines, evaluate, recomputed_values
 from ._stages import Body, Decision, Decisions, Evaluation, Solution
 
 _MISTAKEN = 0.25
@@ -130,11 +131,15 @@ def _parts(evaluation: Evaluation) -> tuple[float, float, float]:
 
 
 def _changes(search: Search, best: Attempt) -> Iterator[Decisions]:
-    """The best plan's decisions with one changed, if that may be faster and may fit."""
+    """Other decisions, if they may be faster and may fit.
+
+    The best plan's with one changed, and what people write by hand.
+    """
     most = best.measured.step_seconds * (1 - _WORTH)
+    neighbours = _neighbours(search, best.decisions or ())
     pairs = (
         (_hoped(search, best, decisions), decisions)
-        for decisions in _neighbours(search, best.decisions or ())
+        for decisions in itertools.chain(neighbours, _by_hand(search))
     )
     promising = sorted((p for p in pairs if p[0] < most), key=lambda pair: pair[0])
     return (decisions for _, decisions in promising if _may_fit(search, decisions))
@@ -144,6 +149,19 @@ def _may_fit(search: Search, decisions: Decisions) -> bool:
     evaluation = evaluate(search.problem(), decisions)
     known = search.forecast.known(decisions, _CAUTION)
     return known <= search.budget and evaluation.host_bytes <= search.host_budget
+
+
+def _by_hand(search: Search) -> Iterator[Decisions]:
+    """The hand-written plans that the user's pins allow."""
+    for decisions in baselines(search.problem()).values():
+        pairs = zip(search.survey.bodies, decisions, strict=True)
+        if all(
+            decision is None or decision in value.allowed
+            for body, chosen in pairs
+            for value, decision in zip(body.values, chosen, strict=True)
+            if not value.available
+        ):
+            yield decisions
 
 
 def _neighbours(search: Search, decisions: Decisions) -> Iterator[Decisions]:

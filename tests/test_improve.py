@@ -140,7 +140,7 @@ def test_a_value_that_is_waited_for_is_not_moved_again():
 def test_what_people_write_by_hand_is_tried_where_it_may_be_faster(monkeypatch):
     monkeypatch.setattr("stowax._improve._neighbours", lambda search, decisions: ())
     # Enough room to keep the inputs only; whatever is moved is waited for.
-    question = dataclasses.replace(QUESTION, device_bytes=90)
+    question = dataclasses.replace(QUESTION, device_bytes=130)
     search = Search(question, waits=dict.fromkeys(range(4), 5.0))
     search.settle = lambda: solve(question)  # a solver that learns nothing
     found = improved(search, 50)

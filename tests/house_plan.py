@@ -149,6 +149,7 @@ LAYERS = (
     ("_verify",),
     ("__init__",),
     (
+        *("_cli_audit", "_run_script"),
         *("integrations", "_cli", "_cli_base", "_cli_calibrate", "_cli_inspect"),
         *("_demo", "_user_file"),
     ),

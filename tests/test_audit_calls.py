@@ -94,10 +94,10 @@ def test_an_error_goes_through_and_what_ran_is_told():
         for k in range(5):
             _, loss = step(W.copy(), W)
             float(loss)
-            1 / (4 - k)
+            assert k < 4
 
     audit = stowax.audit()
-    with pytest.raises(ZeroDivisionError), audit:
+    with pytest.raises(AssertionError), audit:
         loop()
     assert "host-read" in [f.kind for f in audit.findings]
 
@@ -113,7 +113,7 @@ def test_without_a_loop_it_says_so():
     ("wrong", "said"),
     [
         (lambda: stowax.audit(steps=1), "steps: got 1. Write 2 or more"),
-        (lambda: stowax.audit(3), "function: got int. Write stowax.audit"),
+        (lambda: stowax.audit(*[3]), "function: got int. Write stowax.audit"),
         (lambda: stowax.audit(allow="hostread"), "Did you mean host-read?"),
         (lambda: stowax.audit().findings, "Read it after the `with` block"),
     ],

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from ._audit_allow import checked, without_allowed
+from ._audit_arrays import reuse_of
 from ._audit_find import findings_of
 from ._audit_record import AuditRecord, Finding
 from ._audit_watch import Recorder
@@ -68,9 +69,23 @@ class Audit:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.close(error)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the audit, once; `error` is what ended the loop."""
         self._watching.close()
-        found = findings_of(self._recorder.end(error))
-        self._record = without_allowed(found, self._allow)
+        if self._record is None or (error is not None and reuse_of(error)):
+            found = findings_of(self._recorder.end(error))
+            self._record = without_allowed(found, self._allow)
+
+    def when_full(self, tell: Callable[[], None]) -> None:
+        """Calls `tell` when as many steps as were asked for have been seen."""
+
+        def full() -> None:
+            self.close()
+            tell()
+
+        self._recorder.on_full = full
 
 
 def audit(

@@ -10,6 +10,7 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -72,6 +73,7 @@ class Recorder(Watcher):
         self.limit, self.least_bytes = limit, least_bytes
         self.events: list[Event] = []
         self.full = False
+        self.on_full: Callable[[], None] | None = None
         self.samples: list[Sample] = []
         self._functions: dict[int, _Function] = {}
         self._calls: collections.Counter = collections.Counter()
@@ -124,8 +126,12 @@ class Recorder(Watcher):
                 event = self._look_at_call(
                     event, known, function, (args, kwargs), made, trip
                 )
-            self.events.append(event)
-            self._note_made(made, number)
+            if not self.full:  # with that call begins a step that is not looked at
+                self.events.append(event)
+                self._note_made(made, number)
+        if self.full and (tell := self.on_full) is not None:
+            self.on_full = None
+            tell()
 
     def was_read(self, how: str, value: Any, seconds: float, result: Any) -> None:
         if self.full:

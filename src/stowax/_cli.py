@@ -1,4 +1,4 @@
-"""The `stowax` command: plan, inspect, verify, calibrate, targets, demo.
+"""The `stowax` command: plan, inspect, verify, audit, calibrate, targets, demo.
 
 The result goes to stdout and everything else to stderr, so that `--json` can be piped:
 while the user's file runs and the solver works, file descriptor 1 itself points to
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
+from ._cli_audit import audit
 from ._cli_base import (
     FINE,
     FOUND,
@@ -49,6 +50,7 @@ def main() -> None:
       stowax plan train.py:make --budget 16GiB --target v5p-8 -o plan.json
       stowax inspect train.py:make plan.json
       stowax verify train.py:make plan.json
+      stowax audit train.py
 
     In FILE.py:FUNCTION the function takes no argument and returns (step, args): the
     training step, and a tuple of its arguments, arrays or jax.ShapeDtypeStruct.
@@ -162,6 +164,7 @@ def plan(
 
 
 main.add_command(inspect)
+main.add_command(audit)
 main.add_command(calibrate)
 
 

@@ -71,6 +71,7 @@ def _named_as_typed(error: StowaxError) -> str:
         "pin",
         "forbid",
         "steps",
+        "allow",
         "reference",
     )
     if isinstance(error, ArgumentError) and error.argument in options:

@@ -122,13 +122,16 @@ def xla_cell(
     )
 
 
-def plan_cell(name: str, target: Any, budget: int) -> dict[str, Any]:
+def plan_cell(name: str, target: Any, budget: int, most: int) -> dict[str, Any]:
     """stowax's plan for one budget, and what explains it beside a policy."""
     step, specs = made(name, target)
     watch = Stopwatch()
-    plan = stowax.plan(step, *specs, budget=budget, target=target, progress=quiet)
+    plan = stowax.plan(
+        step, *specs, budget=budget, target=target, compiles=most, progress=quiet
+    )
     return {
         "budget_bytes": budget,
+        "most_compiles": most,
         "fits": plan.fits,
         "outcome": plan.outcome,
         "device_bytes": plan.device_bytes,
@@ -187,8 +190,13 @@ def attempt(key: tuple[Any, ...], work: Work) -> dict[str, Any]:
     return line
 
 
-def cells(name: str, target: Any, found: dict[str, Any]) -> dict[tuple[Any, ...], Work]:
-    """Every cell of a workload on a target but its ends, in the order of the run."""
+def cells(
+    name: str, target: Any, found: dict[str, Any], most: int
+) -> dict[tuple[Any, ...], Work]:
+    """Every cell of a workload on a target but its ends, in the order of the run.
+
+    A plan may compile `most` programs.
+    """
     workload, to_do = WORKLOADS[name], {}
     known = comparison_policies.policies(workload.layer_input)
     for policy in (*known, *workload.by_hand):
@@ -198,7 +206,7 @@ def cells(name: str, target: Any, found: dict[str, Any]) -> dict[tuple[Any, ...]
     for cell in reversed(range(BUDGETS)):
         budget = budget_of(found, cell)
         key = (name, target.name, "plan", PLAN, cell)
-        to_do[key] = lambda b=budget: plan_cell(name, target, b)
+        to_do[key] = lambda b=budget: plan_cell(name, target, b, most)
     for cell in reversed(range(BUDGETS)):
         budget = budget_of(found, cell)
         key = (name, target.name, "xla", XLA, cell)
@@ -222,7 +230,7 @@ def run(arguments: argparse.Namespace) -> None:
             found = found or attempt(key, lambda n=name, t=target: ends(n, t))
             if "error" in found:
                 continue
-            for key, work in cells(name, target, found).items():
+            for key, work in cells(name, target, found, arguments.compiles).items():
                 chosen = key[2] in kinds and (
                     not arguments.cell or key[4] in (None, *arguments.cell)
                 )
@@ -238,6 +246,7 @@ def main() -> None:
     parser.add_argument("--target", action="append", choices=places)
     parser.add_argument("--kind", action="append", choices=KINDS)
     parser.add_argument("--cell", action="append", type=int, choices=range(BUDGETS))
+    parser.add_argument("--compiles", type=int, default=4, help="at most, per plan")
     parser.add_argument("--fresh", action="store_true", help="do what is there again")
     parser.add_argument("--table", action="store_true", help="only write the tables")
     arguments = parser.parse_args()

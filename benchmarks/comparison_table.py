@@ -20,6 +20,13 @@ EVEN = 1e-4
 """Steps within this share of one another count as equally fast: the seconds are read
 off schedules, and two compiles of one program may differ by a few instructions."""
 
+_IN_THE_MODEL = {
+    "everything_saveable": "keep all",
+    FULL_RECOMPUTE: "recompute all",
+    "layer input offloaded": "offload layer inputs",
+}
+"""What a plan's own baselines are called."""
+
 Lines = list[dict[str, Any]]
 
 
@@ -92,12 +99,14 @@ def reason(cell: dict[str, Any]) -> str:
     plan, best = cell["plan"], cell["best"]
     if not plan["fits"]:
         return f"the plan needs {gib(plan['device_bytes'])} GiB as compiled"
-    foreseen = {name: seconds for name, _, _, seconds, _ in plan["baselines"]}
-    other = foreseen.get(best["name"])
-    parts = [
-        f"the planner's model has the plan at {plan['model_seconds']:.3f} s"
-        + (f" and the policy at {other:.3f}" if other is not None else "")
-    ]
+    known = {b[0]: b for b in plan["baselines"]}
+    other = known.get(_IN_THE_MODEL.get(best["name"], best["name"]))
+    model = f"the planner's model has the plan at {plan['model_seconds']:.3f} s"
+    if other is not None:
+        _, device, _, seconds, fitting = other
+        model += f" and the policy at {seconds:.3f} s in {gib(device)} GiB"
+        model += "" if fitting else ", which it takes for too much"
+    parts = [model]
     exposed = plan["exposed_seconds"] - best["exposed_seconds"]
     parts.append(
         f"waiting for copies {exposed:+.3f} s, all else "

@@ -150,6 +150,36 @@ def test_what_people_write_by_hand_is_tried_where_it_may_be_faster(monkeypatch):
     assert found.best.measured.step_seconds == min(seconds) < seconds[0]
 
 
+def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
+    monkeypatch.setattr("stowax._improve._by_hand", lambda search: ())
+    question = dataclasses.replace(QUESTION, device_bytes=240)
+    search = Search(question)
+    search.settle = lambda: search.attempts[-1].solution  # a solver with no idea
+    for decisions in (
+        (("keep", "keep", "keep", "recompute"),),  # too big by one value
+        (("keep", "recompute", "recompute", "recompute"),),
+    ):
+        solution = dataclasses.replace(
+            solve(question),
+            decisions=decisions,
+            evaluation=evaluate(question, decisions),
+        )
+        search.compile(solution, 4)
+    big, small = search.attempts
+    assert search.best() is small
+    assert big.measured.step_seconds < small.measured.step_seconds
+    assert not search.fits(big)
+    found = improve(Found(search=search, best=small, rolled=search), 5)
+    assert found.best.measured.step_seconds < small.measured.step_seconds
+
+    def differ(one, other):
+        pairs = zip(one.decisions[0], other.decisions[0], strict=True)
+        return sum(a != b for a, b in pairs)
+
+    tried = search.attempts[2:]
+    assert any(differ(a, big) == 1 and differ(a, small) > 1 for a in tried)
+
+
 def test_it_ends_where_nothing_promises_more_and_compiles_nothing_twice():
     search = Search(QUESTION)
     found = improved(search, 50)

@@ -10,8 +10,9 @@ Proposals, in this order, those first that promise most:
 
 - the solver's decisions, when offloaded values are charged with what their copies were
   waited for (`_charges`);
-- the best plan's decisions with one changed, and what people write by hand, if that may
-  be faster even though the model does not say so, those first that may win most;
+- the decisions of the best plan, or of a faster one that was too big, with one changed,
+  and what people write by hand, if that may be faster even though the model does not
+  say so, those first that may win most;
 - the best plan with one compiler option changed, of a short list (`_options`).
 """
 
@@ -108,15 +109,15 @@ def _key(options: _Options) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, str(value)) for name, value in options.items()))
 
 
-def _hoped(search: Search, best: Attempt, decisions: Decisions) -> float:
+def _hoped(search: Search, base: Attempt, decisions: Decisions) -> float:
     """Seconds of the compiled step, if the model is mistaken in favour of a change.
 
-    By the model it is the best plan's seconds and the difference between the two.
+    By the model it is the seconds of `base` and the difference between the two.
     """
-    assert best.decisions is not None
+    assert base.decisions is not None
     problem = search.problem()
-    mine, theirs = (evaluate(problem, d) for d in (decisions, best.decisions))
-    expected = best.measured.step_seconds + mine.seconds - theirs.seconds
+    mine, theirs = (evaluate(problem, d) for d in (decisions, base.decisions))
+    expected = base.measured.step_seconds + mine.seconds - theirs.seconds
     turnover = sum(
         abs(here - there)
         for here, there in zip(_parts(mine), _parts(theirs), strict=True)
@@ -133,13 +134,19 @@ def _parts(evaluation: Evaluation) -> tuple[float, float, float]:
 def _changes(search: Search, best: Attempt) -> Iterator[Decisions]:
     """Other decisions, if they may be faster and may fit.
 
-    The best plan's with one changed, and what people write by hand.
+    The best plan's with one changed, those of a faster program that was too big, and
+    what people write by hand.
     """
     most = best.measured.step_seconds * (1 - _WORTH)
-    neighbours = _neighbours(search, best.decisions or ())
+    changed = (
+        (base, decisions)
+        for base in (best, *_too_big(search, best))
+        for decisions in _neighbours(search, base.decisions or ())
+    )
+    by_hand = ((best, decisions) for decisions in _by_hand(search))
     pairs = (
-        (_hoped(search, best, decisions), decisions)
-        for decisions in itertools.chain(neighbours, _by_hand(search))
+        (_hoped(search, base, decisions), decisions)
+        for base, decisions in itertools.chain(changed, by_hand)
     )
     promising = sorted((p for p in pairs if p[0] < most), key=lambda pair: pair[0])
     return (decisions for _, decisions in promising if _may_fit(search, decisions))
@@ -149,6 +156,18 @@ def _may_fit(search: Search, decisions: Decisions) -> bool:
     evaluation = evaluate(search.problem(), decisions)
     known = search.forecast.known(decisions, _CAUTION)
     return known <= search.budget and evaluation.host_bytes <= search.host_budget
+
+
+def _too_big(search: Search, best: Attempt) -> list[Attempt]:
+    """Programs that would be faster than the best, and miss the budget."""
+    return [
+        attempt
+        for attempt in search.attempts
+        if attempt.decisions is not None
+        and attempt.measured.inspection is not None
+        and not search.fits(attempt)
+        and attempt.measured.step_seconds < best.measured.step_seconds
+    ]
 
 
 def _by_hand(search: Search) -> Iterator[Decisions]:

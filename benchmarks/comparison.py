@@ -191,17 +191,19 @@ def attempt(key: tuple[Any, ...], work: Work) -> dict[str, Any]:
 
 
 def cells(
-    name: str, target: Any, found: dict[str, Any], most: int
+    name: str, target: Any, found: dict[str, Any] | None, most: int
 ) -> dict[tuple[Any, ...], Work]:
     """Every cell of a workload on a target but its ends, in the order of the run.
 
-    A plan may compile `most` programs.
+    Without the ends, `found`, there are no budgets. A plan may compile `most` programs.
     """
     workload, to_do = WORKLOADS[name], {}
     known = comparison_policies.policies(workload.layer_input)
     for policy in (*known, *workload.by_hand):
         key = (name, target.name, "policy", policy, None)
         to_do[key] = lambda p=policy: policy_cell(name, target, p)
+    if found is None:
+        return to_do
     # Large budgets first: that is where policies fit and there is something to compare.
     for cell in reversed(range(BUDGETS)):
         budget = budget_of(found, cell)
@@ -226,13 +228,17 @@ def run(arguments: argparse.Namespace) -> None:
                 continue
             target = stowax.target(place)
             key = (name, place, "ends", "", None)
-            found = None if arguments.fresh and "ends" in kinds else done.get(key)
-            found = found or attempt(key, lambda n=name, t=target: ends(n, t))
-            if "error" in found:
+            again = arguments.fresh and "ends" in kinds
+            found = None if again else done.get(key)
+            if found is None and {*kinds} != {"policy"}:
+                found = attempt(key, lambda n=name, t=target: ends(n, t))
+            if found is not None and "error" in found:
                 continue
             for key, work in cells(name, target, found, arguments.compiles).items():
                 chosen = key[2] in kinds and (
-                    not arguments.cell or key[4] in (None, *arguments.cell)
+                    key[4] in (arguments.cell or range(BUDGETS))
+                    if key[2] != "policy"
+                    else key[3] in (arguments.policy or [key[3]])
                 )
                 if chosen and (arguments.fresh or key not in done):
                     attempt(key, work)
@@ -245,6 +251,7 @@ def main() -> None:
     places = sorted({t for w in WORKLOADS.values() for t in w.targets})
     parser.add_argument("--target", action="append", choices=places)
     parser.add_argument("--kind", action="append", choices=KINDS)
+    parser.add_argument("--policy", action="append", help="a name, of kind policy")
     parser.add_argument("--cell", action="append", type=int, choices=range(BUDGETS))
     parser.add_argument("--compiles", type=int, default=4, help="at most, per plan")
     parser.add_argument("--fresh", action="store_true", help="do what is there again")

@@ -12,10 +12,12 @@ import pathlib
 import platform
 import statistics
 import time
+import tomllib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-RESULTS = pathlib.Path(__file__).resolve().parent.parent / "docs" / "results"
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = _ROOT / "docs" / "results"
 GIB = 2**30
 
 _PACKAGES = (
@@ -24,6 +26,7 @@ _PACKAGES = (
     "jaxlib",
     "libtpu",
     "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
     "flax",
     "equinox",
     "scipy",
@@ -38,6 +41,9 @@ def versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    if "stowax" not in found:  # run from a checkout that is not installed
+        project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+        found["stowax"] = project["version"]
     return found
 
 

@@ -142,7 +142,8 @@ def _shake(x: Any, seed: Any, by: Any) -> Any:
         mixed = (mixed + place + jnp.uint32(1)) * jnp.uint32(0x9E3779B1)
         mixed = mixed ^ (mixed >> jnp.uint32(15))
     up = mixed & jnp.uint32(1) == jnp.uint32(1)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    # Not `jnp.promote_types`: strict promotion refuses bfloat16 beside float32.
+    wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
     by = by.astype(wide)
     return (x.astype(wide) * jnp.where(up, 1 + by, 1 - by)).astype(x.dtype)
 

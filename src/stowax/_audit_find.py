@@ -53,6 +53,8 @@ def _once(found: Iterable[Finding]) -> list[Finding]:
 
 
 def _notes(recording: Recording, steps: int) -> Iterable[str]:
+    if recording.failed:
+        yield f"The audit ended early, by a mistake of its own: {recording.failed}"
     if not any(event.what == "call" for event in recording.events):
         yield "No jitted function was called: everything was dispatched one by one."
     if steps < 2:

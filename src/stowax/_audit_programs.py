@@ -104,7 +104,7 @@ def donations(recording: Recording, steps: Steps) -> Iterator[Finding]:
             event.place,
             f"{', '.join(roots)}: {format_bytes(size)} die after {event.name}, whose "
             "results could have had their place",
-            f"jax.jit({event.name}, donate_argnames={tuple(roots)!r})",
+            _donate(event.name, roots),
             count=rate(len(triples), len(numbers)),
             bytes=size,
         )
@@ -127,6 +127,16 @@ def donations(recording: Recording, steps: Steps) -> Iterator[Finding]:
             "value.copy().",
             count=rate(1, steps.count),
         )
+
+
+def _donate(name: str, roots: list[str]) -> str:
+    if any(root.startswith(("args", "kwargs", "dynamic")) for root in roots):
+        # A library's own function around the user's: names say nothing to the user.
+        return (
+            f"Donate the state where {name} is jitted: nnx.jit(..., "
+            'donate_argnums=...), eqx.filter_jit(..., donate="all").'
+        )
+    return f"jax.jit({name}, donate_argnames={tuple(roots)!r})"
 
 
 def from_programs(facts: dict[object, Facts], steps: Steps) -> Iterator[Finding]:

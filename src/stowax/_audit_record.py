@@ -114,6 +114,7 @@ class Recording:
     samples: tuple[Sample, ...] = ()
     warnings: tuple[tuple[Place, str], ...] = ()
     reused: tuple[Place, str] | None = None
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,8 @@ def _type(leaf: Any) -> tuple[Any, ...]:
             leaf.committed,
         )
     shape = getattr(leaf, "shape", ())
+    if isinstance(leaf, jax.Array):  # random keys
+        return shape, str(leaf.dtype), False, leaf.sharding, leaf.committed
     dtype = jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", type(leaf)))
     return shape, str(dtype), not hasattr(leaf, "dtype"), None, None
 

@@ -51,12 +51,17 @@ def from_line(kind: str, line: Line, what: str, remedy: str) -> Finding:
 
 
 def transfers_a_step(steps: Steps) -> float:
-    """Values that cross between host and device in a step, in either direction."""
+    """Values that cross between host and device in a step, in either direction.
+
+    A pytree that one call brings there is one. What another thread places counts, also
+    what it placed before the first step: it is ahead.
+    """
     count = 0
-    for _, _, event in steps.inside():
-        if event.what == "read" or (event.what == "put" and not event.sent):
-            count += 1
-        count += len(event.sent)
+    for number, event in enumerate(steps.events):
+        own = event.thread == steps.thread
+        if steps.step_of(number) >= 0 if own else event.what == "put":
+            count += event.what == "read" or (event.what == "put" and not event.sent)
+            count += len(event.sent)
     return rate(count, steps.count)
 
 

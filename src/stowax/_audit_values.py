@@ -3,6 +3,7 @@
 Used by `_audit_watch` and `_strict`, at every call; arrays of JAX's are passed by.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,11 @@ from ._jax_hooks import Array
 from ._where import is_jax
 
 _HOSTS = (np.ndarray, np.generic, float, int, complex, bool)
+
+
+# Of the last structure of a function's arguments: asked for at every call.
+_names: dict[int, tuple[Any, Any, list[str]]] = {}
+_MOST_NAMES = 1 << 10
 
 
 class Sent(NamedTuple):
@@ -27,10 +33,14 @@ class Sent(NamedTuple):
     def described(self) -> str:
         """The value for a sentence: `a float`, `a NumPy array of float32[8, 2]`."""
         if self.kind == "ndarray":
-            dims = ", ".join(map(str, self.shape))
-            return f"a NumPy array of {self.value.dtype}[{dims}]"
+            return _described(self.value.dtype, self.shape)
         article = "an" if self.kind[0] in "aeiou" else "a"
         return f"{article} {self.kind}"
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _described(dtype: Any, shape: tuple[int, ...]) -> str:
+    return f"a NumPy array of {dtype}[{', '.join(map(str, shape))}]"
 
 
 def is_operation(inner: Any) -> bool:
@@ -62,15 +72,19 @@ def sent_values(function: Any, args: Any, kwargs: Any) -> list[Sent]:
     **Arguments:** `function` as the fast path knows it, with what is static in it.
     """
     arguments = arguments_of(function, args, kwargs)
-    if all(type(leaf) is Array for leaf in jax.tree.leaves(arguments)):
+    leaves, structure = jax.tree.flatten(arguments)
+    found = [k for k, leaf in enumerate(leaves) if type(leaf) is not Array]
+    if not found:
         return []
-    paths = jax.tree_util.tree_leaves_with_path(arguments)
-    inner = getattr(function, "_fun", None)
-    return [
-        sent(argument_name(path, inner), leaf)
-        for path, leaf in paths
-        if is_of_the_host(leaf)
-    ]
+    known = _names.get(id(function))
+    if known is None or known[0] is not function or known[1] != structure:
+        inner = getattr(function, "_fun", None)
+        paths = jax.tree_util.tree_leaves_with_path(arguments)
+        names = [argument_name(path, inner) for path, _ in paths]
+        if len(_names) > _MOST_NAMES:
+            _names.clear()
+        known = _names[id(function)] = function, structure, names
+    return [sent(known[2][k], leaves[k]) for k in found if is_of_the_host(leaves[k])]
 
 
 def is_of_the_host(leaf: Any) -> bool:

@@ -1,11 +1,11 @@
 """What a running program does with JAX, noted as `Event`s while it runs.
 
-Kept small, as it runs at every call: no array is kept alive by it, and arguments are
-looked at closely only where they are large, or not arrays. Who made a value is told by
-the ids of recent results; which arrays die unused, by weak references.
+Kept small, as it runs at every call: no array is kept alive by it. Who made a value is
+told by the ids of recent results; which arrays die unused, by weak references.
 """
 
 import collections
+import functools
 import gc
 import threading
 import time
@@ -24,6 +24,7 @@ from ._audit_arrays import (
     has_moved,
     reuse_of,
     token_of,
+    total_bytes,
 )
 from ._audit_facts import facts_of
 from ._audit_record import Alive, Event, Facts, Recording, Sample, SentValue, Unused
@@ -38,17 +39,12 @@ from ._audit_values import (
     sent_values,
 )
 from ._jax_hooks import Array, Trip, Watcher, unwatched
-from ._where import here
+from ._where import called_by_user, here
 
 _RECENT = 512  # events whose results are known by their ids
 _KEPT_BYTES = 4096  # arrays below are not followed: growth of this size is none
 _CLOSELY = 4  # calls of each function that are looked at for where arguments lie
 _UNUSABLE = "Some donated buffers were not usable"
-
-
-def total_bytes(leaves: Any) -> int:
-    """Bytes of all arrays of JAX's in a list."""
-    return sum(map(bytes_of, leaves))
 
 
 class _Function(NamedTuple):
@@ -59,6 +55,21 @@ class _Function(NamedTuple):
     name: str
     operation: bool
     code: Any
+
+
+def _safely(tell: Callable[..., None]) -> Callable[..., None]:
+    """A mistake of the audit's ends the audit, and not the program that it looks at."""
+
+    @functools.wraps(tell)
+    def told(self: "Recorder", *args: Any, **kwargs: Any) -> None:
+        if self.full:
+            return
+        try:
+            tell(self, *args, **kwargs)
+        except Exception as error:
+            self.failed, self.full = f"{type(error).__name__}: {error}", True
+
+    return told
 
 
 class _Candidate(NamedTuple):
@@ -73,6 +84,7 @@ class Recorder(Watcher):
         self.limit, self.least_bytes = limit, least_bytes
         self.events: list[Event] = []
         self.full = False
+        self.failed = ""
         self.on_full: Callable[[], None] | None = None
         self.samples: list[Sample] = []
         self._functions: dict[int, _Function] = {}
@@ -92,14 +104,14 @@ class Recorder(Watcher):
 
     # --- what the hooks tell --------------------------------------------------------
 
+    @_safely
     def ran(
         self, function: Any, args: Any, kwargs: Any, results: Any, trip: Trip, /
     ) -> None:
-        if self.full:
-            return
         place, now = here(), time.perf_counter()
         known = self._known(function)
         leaves, made = jax.tree.leaves((args, kwargs)), jax.tree.leaves(results)
+        sizes = [*map(bytes_of, made)]
         with self._lock:
             number = len(self.events)
             if known.name == "stage":  # jax.numpy.asarray of what is not on the device
@@ -118,7 +130,7 @@ class Recorder(Watcher):
                 key=known.code,
                 thread=threading.get_ident(),
                 at=now,
-                bytes=total_bytes(made),
+                bytes=sum(sizes),
                 sent=tuple(self._note_sent(place, known.name, v) for v in host),
             )
             self._use(leaves)
@@ -128,14 +140,13 @@ class Recorder(Watcher):
                 )
             if not self.full:  # with that call begins a step that is not looked at
                 self.events.append(event)
-                self._note_made(made, number)
+                self._note_made(made, number, sizes)
         if self.full and (tell := self.on_full) is not None:
             self.on_full = None
             tell()
 
+    @_safely
     def was_read(self, how: str, value: Any, seconds: float, result: Any) -> None:
-        if self.full:
-            return
         arrays = [leaf for leaf in jax.tree.leaves(value) if type(leaf) is Array]
         if not arrays:
             return
@@ -148,15 +159,15 @@ class Recorder(Watcher):
                 if copied and leaf.nbytes >= _KEPT_BYTES:
                     self._made.append((weakref.ref(leaf), Alive(number, leaf.nbytes)))
 
+    @_safely
     def waited(self, value: Any, seconds: float) -> None:
-        if self.full:
-            return
+        if not called_by_user():
+            return  # Equinox does so in every call, to see errors
         arrays = [leaf for leaf in jax.tree.leaves(value) if type(leaf) is Array]
         self._note_seen("wait", "block_until_ready", arrays, seconds)
 
+    @_safely
     def put(self, values: Any, results: Any) -> None:
-        if self.full:
-            return
         place = here()
         with self._lock:
             self._note_put(place, values, results, len(self.events))
@@ -191,7 +202,7 @@ class Recorder(Watcher):
         made: list[Any],
         trip: Trip,
     ) -> Event:
-        self._newest = weakref.ref(min(made, key=bytes_of)) if made else None
+        self._newest = weakref.ref(made[-1]) if made else None
         self._calls[event.place, known.code] += 1
         count = self._calls[event.place, known.code]
         self.full = count > self.limit
@@ -303,10 +314,10 @@ class Recorder(Watcher):
                 return number
         return -1
 
-    def _note_made(self, made: Any, number: int) -> None:
+    def _note_made(self, made: Any, number: int, sizes: Any = None) -> None:
         self._recent.append((number, frozenset(map(id, made))))
-        for leaf in made:
-            if type(leaf) is Array and (size := bytes_of(leaf)) >= _KEPT_BYTES:
+        for leaf, size in zip(made, sizes or map(bytes_of, made), strict=False):
+            if size >= _KEPT_BYTES:
                 self._made.append((weakref.ref(leaf), Alive(number, size)))
 
     def _use(self, leaves: Any) -> None:
@@ -320,15 +331,16 @@ class Recorder(Watcher):
     def _note_candidates(self, known: _Function, arguments: Any, made: Any) -> None:
         """Large arguments that a result fits in place of, and that were not donated."""
         number = len(self.events)
+        least = max(self.least_bytes, 1)
         room: collections.Counter = collections.Counter()
         for leaf in made:
-            if type(leaf) is Array and bytes_of(leaf) >= self.least_bytes:
+            if bytes_of(leaf) >= least:
                 room[leaf.shape, leaf.dtype] += 1
         if not room:
             return
         kept = []
         for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
-            if type(leaf) is not Array or bytes_of(leaf) < self.least_bytes:
+            if bytes_of(leaf) < least:
                 continue
             if leaf.is_deleted():
                 room[leaf.shape, leaf.dtype] -= 1
@@ -384,4 +396,5 @@ class Recorder(Watcher):
             samples=tuple(self.samples),
             warnings=tuple(self._warnings),
             reused=self._reused,
+            failed=self.failed,
         )

@@ -67,6 +67,15 @@ def place_of(frame: FrameType | None) -> Place:
     return NOWHERE
 
 
+def called_by_user() -> bool:
+    """Whether what stowax stands in for was called by the user, and by no library."""
+    frame: FrameType | None = sys._getframe(1)
+    own = os.path.dirname(__file__) + os.sep
+    while frame is not None and frame.f_code.co_filename.startswith(own):
+        frame = frame.f_back
+    return frame is not None and is_users(frame.f_code)
+
+
 def here() -> Place:
     """The user's line that is running."""
     return place_of(sys._getframe(1))

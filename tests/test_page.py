@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from page_records import NASTY, found, large
 from report_records import INSPECTION, PLAN
+from stowax._audit_record import AuditRecord, Finding
 from stowax._cli import main
 from stowax._errors import ArgumentError, MissingExtraError
 from stowax._inspect import Inspection, load_inspection
@@ -202,3 +203,30 @@ def test_what_is_no_inspection_is_refused(tmp_path, text, message):
 def test_a_file_that_is_not_there_is_said(tmp_path):
     with pytest.raises(ArgumentError, match=r"cannot be read \(No such file"):
         load_inspection(tmp_path / "none.json")
+
+
+def test_what_an_audit_found_stands_on_the_page(tmp_path):
+    finding = Finding(
+        kind="host-read",
+        file=f"/home/{NASTY}/train.py",
+        line=7,
+        count=1,
+        bytes=4,
+        seconds=0.002,
+        what=NASTY,
+        remedy="Read it one step late.",
+    )
+    record = AuditRecord(findings=(finding,), steps=20, step_file="train.py")
+    page = inspection_page(INSPECTION, None, record)
+    assert rows_of(page, "audit")[0][0] == "host-read"
+    assert rows_of(page, "audit")[0][2:6] == ["train.py:7", "1", "4 B", "2.0 ms"]
+    assert NASTY not in page
+    assert "The loop around the step" not in inspection_page(INSPECTION)
+    (tmp_path / "found.json").write_text(INSPECTION.to_json())
+    (tmp_path / "audit.json").write_text(json.dumps(record.to_json()))
+    saved = [str(tmp_path / name) for name in ("found.json", "audit.json", "out.html")]
+    words = ["inspect", saved[0], "--audit", saved[1]]
+    CliRunner().invoke(main, [*words, "--html", saved[2]])
+    assert "The loop around the step" in pathlib.Path(saved[2]).read_text()
+    refused = CliRunner().invoke(main, words)
+    assert "--audit: got" in refused.stderr

@@ -30,6 +30,12 @@ from ._user_file import load_step
     help="Write a page for a browser, in one file (needs stowax[report]).",
 )
 @click.option(
+    "--audit",
+    "audited",
+    metavar="AUDIT.json",
+    help="Show on the page what stowax audit found in the loop around the step.",
+)
+@click.option(
     "--compare",
     nargs=2,
     metavar="A.json B.json",
@@ -53,6 +59,7 @@ def inspect(
     plan_path: str | None,
     target: str | None,
     html: str | None,
+    audited: str | None,
     compare: tuple[str, str] | None,
     perfetto: str | None,
     measured: bool,
@@ -73,17 +80,20 @@ def inspect(
       stowax inspect --compare plain.json planned.json --html both.html
       stowax inspect train.py:make plan.json --perfetto trace.json
       stowax inspect train.py:make --measure
+      stowax inspect train.py:make --audit audit.json --html report.html
     """  # noqa: D301
     import stowax
     from stowax.report import comparison_text, inspection_text
 
     _check_outputs(html, perfetto)
+    around = _audit_of(audited, html)
     if compare is not None:
         others = {
             "--perfetto": perfetto,
             "--json": as_json,
             "--target": target,
             "--measure": measured,
+            "--audit": audited,
             "FILE.py:FUNCTION": where,
         }
         return _compared(compare, html, others)
@@ -121,10 +131,29 @@ def inspect(
             _perfetto.write(timelines, perfetto)
             click.echo(f"saved {perfetto}", err=True)
         if html is not None:
-            found.to_html(html, made)
+            found.to_html(html, made, around)
             click.echo(f"saved {html}", err=True)
     click.echo(text)
     return FOUND if found.hazards else FINE
+
+
+def _audit_of(path: str | None, html: str | None) -> Any:
+    """The audit that was saved at `path`, for the page."""
+    if path is None:
+        return None
+    from ._audit_record import AuditRecord
+    from ._record_json import NotSuchARecord, record_of
+
+    if html is None:
+        raise ArgumentError("--audit", path, "Name a page for it: --html report.html.")
+    try:
+        return record_of(AuditRecord, json.loads(pathlib.Path(path).read_text()))
+    except (OSError, ValueError, NotSuchARecord) as error:
+        raise ArgumentError(
+            "--audit",
+            f"{path}, {error}",
+            "Write what `stowax audit -o audit.json SCRIPT.py` saved.",
+        ) from None
 
 
 def _compared(

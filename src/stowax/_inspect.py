@@ -18,6 +18,7 @@ import jax
 
 from . import _inspect_record
 from ._argument_roles import argument_roles
+from ._audit_record import AuditRecord
 from ._compiled import CompiledProgram, LoweredProgram
 from ._errors import ArgumentError
 from ._files import check_writable, write_whole
@@ -52,12 +53,16 @@ class Inspection(_inspect_record.Inspection):
         return inspection_html(self)
 
     def to_html(
-        self, path: str | os.PathLike[str], plan: PlanRecord | None = None
+        self,
+        path: str | os.PathLike[str],
+        plan: PlanRecord | None = None,
+        audit: AuditRecord | None = None,
     ) -> None:
         """Writes the inspection as one page for a browser, which needs no network.
 
         **Arguments:** `plan` is what the step was compiled under, if it was: its
-        budget and its decisions are shown too.
+        budget and its decisions are shown too. `audit` is the `record` of an audit of
+        the loop around the step.
 
         **Raises:** `ArgumentError` if nothing can be written there;
         `MissingExtraError` without the extra `[report]`.
@@ -65,7 +70,7 @@ class Inspection(_inspect_record.Inspection):
         from .report import inspection_page
 
         check_writable(path, "path")
-        write_whole(path, inspection_page(self, plan))
+        write_whole(path, inspection_page(self, plan, audit))
 
 
 def load_inspection(path: str | os.PathLike[str]) -> Inspection:

@@ -6,10 +6,12 @@ drawn comes packed (`_page_data`) and moves by `page.js`
 and `step.js`.
 """
 
+from .._audit_record import AuditRecord
 from .._inspect_record import Inspection
 from .._plan_record import PlanRecord
 from .._units import format_bytes, format_seconds
 from ._layout import count_of
+from ._page_audit import audit_table
 from ._page_data import curves_of, page_data, size_unit, step_end, time_unit
 from ._page_figures import (
     budget_figure,
@@ -39,11 +41,15 @@ from ._page_tables import (
 )
 
 
-def inspection_page(inspection: Inspection, plan: PlanRecord | None = None) -> str:
+def inspection_page(
+    inspection: Inspection,
+    plan: PlanRecord | None = None,
+    audit: AuditRecord | None = None,
+) -> str:
     """The whole page.
 
     **Arguments:** `plan` is the one that the step was compiled under, if one was: its
-    budget and decisions are shown too.
+    budget and decisions are shown too. `audit` is of the loop around the step.
 
     **Raises:** `MissingExtraError` without the extra `[report]`.
     """
@@ -66,6 +72,7 @@ def inspection_page(inspection: Inspection, plan: PlanRecord | None = None) -> s
         _head(inspection, plan),
         section("The step", _step(inspection) if step else ""),
         section("Hazards", _hazards(inspection)),
+        section("The loop around the step", audit_table(audit)) if audit else "",
         section("Copies between device and host", _copies(inspection)),
         _plan(plan) if plan is not None else "",
         section("Largest places", *_places(inspection)),

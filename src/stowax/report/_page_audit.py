@@ -1,0 +1,46 @@
+"""The page's table of what an audit found in the loop around the step."""
+
+import os
+
+from .._audit_record import AuditRecord
+from ._layout import count_of
+from ._page_html import Cell, Columns, escaped, sortable
+from ._page_tables import bytes_cell, number_cell, seconds_cell, text_cell
+
+
+def audit_table(record: AuditRecord) -> str:
+    """The findings, the costliest first, below a line on the loop they are of."""
+    columns: Columns = (
+        ("kind", "text"),
+        ("what", "long"),
+        ("where", "long"),
+        ("times a step", "number"),
+        ("bytes a step", "number"),
+        ("time a step", "number"),
+        ("what to do", "long"),
+    )
+    rows: list[tuple[Cell, ...]] = [
+        (
+            text_cell(finding.kind),
+            text_cell(finding.what),
+            text_cell(_place(finding.file, finding.line)),
+            number_cell(round(finding.count, 2)),
+            bytes_cell(finding.bytes),
+            seconds_cell(finding.seconds),
+            text_cell(finding.remedy),
+        )
+        for finding in record.findings
+    ]
+    loop = (
+        f"{count_of(record.steps, 'step')} of "
+        f"{_place(record.step_file, record.step_line)}, "
+        f"{count_of(round(record.transfers, 1), 'transfer')} each."
+    )
+    lines = [loop if record.steps else "", *record.notes]
+    table = sortable(count_of(len(rows), "finding"), columns, rows, name="audit")
+    text = "".join(f"<p>{escaped(line)}</p>" for line in lines if line)
+    return text + (table if rows else "<p>Nothing found.</p>")
+
+
+def _place(file: str, line: int) -> str:
+    return f"{os.path.basename(file)}:{line}"

@@ -151,3 +151,37 @@ def test_text_is_this():
         "  what    float() reads 4 B of this step's result",
         "  remedy  Read it one step late.",
     ]
+
+
+def test_functions_of_one_line_and_derivatives_of_one_function_are_told_apart():
+    def loss(w, x):
+        return jnp.sum(w * w) * jnp.mean(x)
+
+    value, slope = jax.jit(loss), jax.jit(jax.grad(loss))
+    one, other = jax.jit(lambda w, g: w - g), jax.jit(lambda w: w + w)
+    with stowax.audit() as audit:
+        w = W
+        for _ in range(4):
+            w, _ = other(one(w, slope(w, W))), value(w, W)
+    assert audit.findings == ()
+    assert audit.record.steps == 4
+
+
+def test_a_program_compiled_ahead_of_time_is_a_step_too():
+    compiled = step.lower(W, W).compile()
+    with stowax.audit() as audit:
+        w = W.copy()
+        for k in range(4):
+            w, _ = compiled(w, np.full((8, 8), k, np.float32))
+    assert [f.kind for f in audit.findings] == ["implicit-transfer"]
+    assert audit.record.notes == ()
+
+
+def test_a_mistake_of_the_audits_is_told_and_the_loop_goes_on(monkeypatch):
+    def broken(*_):
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr("stowax._audit_watch.is_operation", broken)
+    with stowax.audit() as audit:
+        assert step(W.copy(), W)[1] == 64
+    assert "by a mistake of its own: KeyError" in " ".join(audit.record.notes)

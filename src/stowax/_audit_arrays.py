@@ -53,14 +53,15 @@ def token_of(value: Any) -> Any:
 
 
 def code_of(inner: Any) -> Any:
-    """What is the same of a function that is made anew in every step."""
-    name = getattr(inner, "__name__", type(inner).__name__)
-    while hasattr(inner, "__wrapped__"):
-        inner = inner.__wrapped__
-    code = getattr(inner, "__code__", None)
-    if code is None:
-        return name, id(inner)
-    return name, code.co_filename, code.co_firstlineno
+    """What is the same of a function that is made anew in every step.
+
+    Its code, and that of all that wraps it: `f` and `jax.grad(f)` are two.
+    """
+    codes: list[Any] = [getattr(inner, "__name__", type(inner).__name__)]
+    while inner is not None:
+        codes.append(getattr(inner, "__code__", type(inner).__name__))
+        inner = getattr(inner, "__wrapped__", None)
+    return tuple(codes)
 
 
 def anonymous() -> tuple[str, bool, Any]:

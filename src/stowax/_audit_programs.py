@@ -16,11 +16,11 @@ _SMALL_BYTES = 1 << 16
 
 def recompilations(steps: Steps) -> Iterator[Finding]:
     """Functions that were compiled again, and what had changed."""
-    found: dict[tuple[object, object], list[Event]] = defaultdict(list)
+    found: dict[tuple[object, ...], list[Event]] = defaultdict(list)
     for step, number, event in steps.inside():
         first = step == 0 and number == steps.starts[0]
         if event.what == "call" and event.changed and not first:
-            found[event.place, event.name].append(event)
+            found[event.place, event.name, event.key].append(event)
     for events in found.values():
         changes = list(dict.fromkeys(event.changed for event in events))
         what = "; then ".join(changes[:2]) + ("; …" if len(changes) > 2 else "")

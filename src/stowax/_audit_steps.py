@@ -63,7 +63,7 @@ def steps_of(events: tuple[Event, ...]) -> Steps:
         groups: dict[object, list[int]] = defaultdict(list)
         for number, event in enumerate(events):
             if event.what == what and event.place is not NOWHERE:
-                groups[event.place, event.name, event.thread].append(number)
+                groups[event.place, event.name, event.key, event.thread].append(number)
         repeated = [group for group in groups.values() if len(group) > 1]
         if repeated:
             most = max(events[group[-1]].bytes for group in repeated)

@@ -235,7 +235,7 @@ class Recorder(Watcher):
 
     def _facts_of(self, function: Any, arguments: Any, trip: Trip) -> Any:
         params = trip.params
-        if params is None and hasattr(function, "trace"):
+        if params is None and hasattr(function, "_fun"):
             args, kwargs = arguments
             traced = function.trace(*args, **kwargs)
             donated = [leaf.donated for leaf in jax.tree.leaves(traced.args_info)]

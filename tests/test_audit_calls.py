@@ -113,7 +113,10 @@ def test_without_a_loop_it_says_so():
     ("wrong", "said"),
     [
         (lambda: stowax.audit(steps=1), "steps: got 1. Write 2 or more"),
-        (lambda: stowax.audit(*[3]), "function: got int. Write stowax.audit"),
+        (
+            lambda: stowax.audit(*json.loads("[3]")),
+            "function: got int. Write stowax.audit",
+        ),
         (lambda: stowax.audit(allow="hostread"), "Did you mean host-read?"),
         (lambda: stowax.audit().findings, "Read it after the `with` block"),
     ],

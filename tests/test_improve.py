@@ -33,6 +33,7 @@ class Search:
     charges: dict = dataclasses.field(default_factory=dict)
     said: list = dataclasses.field(default_factory=list)
     link_share: float = 0.5
+    vanished: object = lambda decisions: ()
 
     def __post_init__(self):
         self.log, self.say = self.attempts, self.said.append
@@ -98,6 +99,8 @@ class Search:
                 compiled_bytes=found.device_bytes,
                 step_seconds=seconds,
                 inspection=inspection,
+                vanished=self.vanished(solution.decisions),
+                not_on_host=(),
             ),
         )
         self.attempts.append(attempt)
@@ -188,6 +191,18 @@ def test_it_ends_where_nothing_promises_more_and_compiles_nothing_twice():
     assert search.said[-1] == "no single change is expected to be faster"
     seconds = [a.measured.step_seconds for a in search.attempts if search.fits(a)]
     assert found.best.measured.step_seconds == min(seconds)
+
+
+def test_a_change_whose_copies_vanish_does_not_cost_the_plan():
+    """It would be an error of the whole plan, where one that holds is at hand."""
+    moved = solve(QUESTION).decisions
+    search = Search(QUESTION, waits=dict.fromkeys(range(4), 2.0))
+    search.vanished = lambda d: () if d == moved else ("v1 (model.py:2)",)
+    found = improved(search, 12)
+    assert len(search.attempts) > 1
+    assert found.best.decisions == moved
+    faster = [a.measured.step_seconds for a in search.attempts if search.fits(a)]
+    assert min(faster) < found.best.measured.step_seconds
 
 
 def test_no_more_is_compiled_than_was_allowed(monkeypatch):

@@ -55,14 +55,30 @@ def improve(found: Found, most: int) -> Found:
     for attempt in search.attempts:
         _charge(search, attempt)
     while len(search.log) < most:
-        best = search.best()
+        best = _best(search)
         proposal = next(_proposals(search, best), None)
         if proposal is None:
             search.say("no single change is expected to be faster")
             break
         solution, options = proposal
         _charge(search, search.compile(solution, most, options))
-    return dataclasses.replace(found, best=search.best())
+    return dataclasses.replace(found, best=_best(search))
+
+
+def _best(search: Search) -> Attempt:
+    """The best program that does what was planned: a change that does not is no error.
+
+    What fits already is not lost to a change whose copies the compiler drops.
+    """
+    sound = [
+        attempt
+        for attempt in search.attempts
+        if search.fits(attempt)
+        and not (attempt.measured.vanished or attempt.measured.not_on_host)
+    ]
+    if not sound:
+        return search.best()
+    return min(sound, key=lambda attempt: attempt.measured.step_seconds)
 
 
 def _charge(search: Search, attempt: Attempt) -> None:

@@ -53,8 +53,9 @@ def overlap_options(target: Target) -> dict[str, str | bool]:
     return {}
 
 
-# What `plan(..., compiles=...)` tries, one at a time: each may win or lose with the
-# program, so none is set unless the compiled schedule of this very plan is faster.
+# What `plan(..., compiles=...)` tries, one at a time. There is no evidence for any of
+# them beforehand, so none is set unless the compiled schedule of this very plan is
+# faster with it.
 _TPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
     {"xla_tpu_enable_all_experimental_scheduler_features": False},
     {"xla_tpu_host_transfer_overlap_limit": "4"},

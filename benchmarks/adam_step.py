@@ -24,11 +24,11 @@ import jax
 import stowax
 from benchmarks import _record
 from benchmarks.models import adam_tutorial
-from stowax._jaxpr import trace
-from stowax._machine import Target
-from stowax._options import overlap_options
-from stowax._update_find import stream_update
-from stowax._update_run import run_streamed
+from stowax._jaxprs._jaxpr import trace
+from stowax._survey._options import overlap_options
+from stowax._target._machine import Target
+from stowax._update._find import stream_update
+from stowax._update._run import run_streamed
 
 BARS = {"h200": 3.07, "v5p-8": 2.45}
 

@@ -23,9 +23,9 @@ from typing import Any
 import stowax
 from benchmarks import _record, comparison_programs, comparison_table
 from benchmarks.comparison import LINES
-from stowax._program import read_program
-from stowax._simulate import simulate
-from stowax._stages import Link
+from stowax._hlo._program import read_program
+from stowax._records._stages import Link
+from stowax._timing._simulate import simulate
 
 COMMAND = "python -m benchmarks.comparison_links"
 RESULT = _record.RESULTS / "comparison_links.json"

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 from benchmarks.models import _named
-from stowax._gpu_targets import gpu_memory_bytes
-from stowax._options import overlap_options
+from stowax._hardware._gpu_targets import gpu_memory_bytes
+from stowax._survey._options import overlap_options
 
 _TO_HOST = {"offload_src": "device", "offload_dst": "pinned_host"}
 _QKV = ("query_proj", "key_proj", "value_proj")

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks import _record
 from stowax._errors import CompileError, OutOfMemoryCompileError
-from stowax._inspect import inspect_program
-from stowax._program import read_program
+from stowax._hlo._program import read_program
+from stowax._inspect._inspect import inspect_program
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / ".comparison"
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin")

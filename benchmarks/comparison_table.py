@@ -137,13 +137,13 @@ _HOW = """Budgets lie evenly between the smallest that stowax says is feasible a
 what the step takes as it is written, or what the chip has where that is less. *stowax*
 is `stowax.plan` for that budget; the policies are JAX's and MaxText's, each layer under
 `jax.checkpoint`, compiled once. Those that offload are compiled with the options that
-plans get (`stowax._options`), all others with none. *XLA* is the step as it is written,
-compiled for a chip that has the budget and no more. Bytes are per device, arguments +
-outputs − aliased + temporaries as compiled; a program fits if they are within the
-budget and its host bytes within what the host has for a device. Seconds are simulated
-from the compiled schedule with the figures of `stowax targets`, by the same reader for
-all; *exposed* is the part that waits for host copies. Planning and compiling seconds
-are of the wall, on a machine that was doing other things too.
+plans get (`stowax._survey._options`), all others with none. *XLA* is the step as it is
+written, compiled for a chip that has the budget and no more. Bytes are per device,
+arguments + outputs − aliased + temporaries as compiled; a program fits if they are
+within the budget and its host bytes within what the host has for a device. Seconds are
+simulated from the compiled schedule with the figures of `stowax targets`, by the same
+reader for all; *exposed* is the part that waits for host copies. Planning and compiling
+seconds are of the wall, on a machine that was doing other things too.
 """
 
 

@@ -222,7 +222,7 @@ def _restore_calibration(folder: pathlib.Path, found: dict[str, Row]) -> None:
     rates, path = found.get(_CALIBRATION, {}).get("calibration"), folder
     if rates is None or (path / "calibration.json").exists():
         return
-    from stowax._calibration_file import host_name
+    from stowax._target._calibration_file import host_name
 
     path.mkdir(parents=True, exist_ok=True)
     # The same kind of device; the name of this machine is the one that is read.

@@ -27,7 +27,7 @@ from benchmarks.gpu_cells import (
     say,
 )
 from benchmarks.models import scan_transformer
-from stowax._calibrate import Effort, measure_machine
+from stowax._calibrate._calibrate import Effort, measure_machine
 
 TINY_EFFORT = Effort(
     copies=(2**16,),

@@ -37,7 +37,7 @@ from benchmarks.gpu_cells import (
     run_plan,
 )
 from benchmarks.models import adam_tutorial
-from stowax._options import overlap_options
+from stowax._survey._options import overlap_options
 
 PART = "tutorial"
 WAYS = ("on the device", "by hand", "stowax")

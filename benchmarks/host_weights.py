@@ -27,13 +27,13 @@ from jax.experimental.layout import Format, Layout
 
 import stowax
 from benchmarks import _record
-from stowax._boundary import Emission
-from stowax._host_layers import HostArray, host_order
-from stowax._jaxpr import evaluate, trace
-from stowax._machine import Target
+from stowax._jaxprs._jaxpr import evaluate, trace
+from stowax._layers._boundary import Emission
+from stowax._layers._host_layers import HostArray, host_order
+from stowax._layers._rewrite import Options, Rewriter
 from stowax._mark import handling, stow
-from stowax._options import overlap_options, wants_row_major
-from stowax._rewrite import Options, Rewriter
+from stowax._survey._options import overlap_options, wants_row_major
+from stowax._target._machine import Target
 
 LAYERS, WIDTH, HIDDEN, ROWS = 16, 4096, 16384, 256
 BARS = {"scan": 0.51, "scan, axis 1": 0.60, "loop": 0.60}

@@ -32,7 +32,7 @@ from benchmarks import _record
 from benchmarks._record import gib
 from benchmarks.budgets import LOW_EFFORT, SIZES, TWO_STACKS
 from benchmarks.models import MODELS, llama
-from stowax._compiled import LoweredProgram
+from stowax._target._compiled import LoweredProgram
 from stowax.report import inspection_page
 
 COMMAND = "python -m benchmarks.inspection"

@@ -38,11 +38,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 import stowax
 from benchmarks import _record, simulation_table
 from benchmarks.models import _layers, llama
-from stowax._hardware import CHIPS
-from stowax._program import read_program
-from stowax._program_record import Program
-from stowax._simulate import simulate
-from stowax._stages import Link
+from stowax._hardware._hardware import CHIPS
+from stowax._hlo._program import read_program
+from stowax._records._program import Program
+from stowax._records._stages import Link
+from stowax._timing._simulate import simulate
 
 COMMAND = "python -m benchmarks.simulation"
 RESULT = _record.RESULTS / "simulation.json"

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import stowax._target as target_module
 from stowax._errors import MissingExtraError
-from stowax._program import read_program
+from stowax._hlo._program import read_program
+from stowax._target import _target as target_module
 
 LAYERS, ROWS, WIDTH, HIDDEN = 6, 512, 512, 2048
 BLOCKS, BLOCK_ROWS, COLUMNS = 8, 128, 8192

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from compiled_programs import DEVICE, HIDE_COPIES, HOST, machine, offloaded
-from stowax._inspect import inspect
+from stowax._inspect._inspect import inspect
 
 LAYERS, ROWS, WIDTH, HIDDEN = 4, 512, 512, 2048
 
@@ -324,7 +324,7 @@ def inspect_on(name, there):
 @functools.cache
 def context(name, target):
     """What the searches look at, for the step called `name`."""
-    with unittest.mock.patch("stowax._inspect.find_hazards") as find:
+    with unittest.mock.patch("stowax._inspect._inspect.find_hazards") as find:
         find.return_value = ((), ())
         inspect_on(name, machine(target))
     (found,), _ = find.call_args

@@ -3,7 +3,7 @@
 import dataclasses
 
 from report_records import INSPECTION
-from stowax._memory_record import (
+from stowax._records._memory import (
     MEMORY_ROLES,
     Block,
     Loop,
@@ -11,7 +11,7 @@ from stowax._memory_record import (
     MemoryTimeline,
     Moment,
 )
-from stowax._timeline import Interval
+from stowax._records._timeline import Interval
 
 MIB = 2**20
 NASTY = "</script><img src=x onerror=\"document.title='broken in'\"><b>"

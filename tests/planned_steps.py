@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stowax._apply import StackPlan, StepPlan, apply_decisions
-from stowax._jaxpr import is_float
-from stowax._rewrite import Options
-from stowax._trace import available, store_all, trace_step
+from stowax._jaxprs._jaxpr import is_float
+from stowax._layers._rewrite import Options
+from stowax._step._trace import available, store_all, trace_step
+from stowax._survey._apply import StackPlan, StepPlan, apply_decisions
 
 WAYS = ("keep", "offload", "offload early")
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from planner_problems import EVERY, GIB, STORE, operation, problem, value
-from stowax._stages import Body, Point
+from stowax._records._stages import Body, Point
 
 
 class LayerWriter:

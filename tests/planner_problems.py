@@ -4,7 +4,7 @@ import dataclasses
 
 import hypothesis.strategies as st
 
-from stowax._stages import (
+from stowax._records._stages import (
     Body,
     HostUpdate,
     Link,

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from stowax._inspect_record import Hazard, Inspection, Memory, MemoryUse
-from stowax._plan_record import (
+from stowax._records._inspection import Hazard, Inspection, Memory, MemoryUse
+from stowax._records._plan import (
     ArgumentRecord,
     Baseline,
     DecisionRecord,
@@ -12,8 +12,8 @@ from stowax._plan_record import (
     StackRecord,
     Trial,
 )
-from stowax._program_record import Transfer
-from stowax._timeline import Timeline, Unpriced
+from stowax._records._program import Transfer
+from stowax._records._timeline import Timeline, Unpriced
 
 GIB = 2**30
 MIB = 2**20

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from stowax import _jax
-from stowax._jaxpr import inline
-from stowax._repeats import Repeat, find_repeats
+from stowax._jaxprs._jaxpr import inline
+from stowax._jaxprs._repeats import Repeat, find_repeats
 
 WIDTH = 8
 

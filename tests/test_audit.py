@@ -9,8 +9,8 @@ import pytest
 import audit_loops
 import audit_loops_programs
 import stowax
-from stowax import _audit_memory
-from stowax._audit_record import AUDIT_KINDS
+from stowax._audit import _memory
+from stowax._records._audit import AUDIT_KINDS
 
 LEAST_BYTES = 4096
 HERE = re.compile(r"# here: ([\w-]+)(?:, of (\w+))?")
@@ -43,7 +43,7 @@ def marked(function):
 @pytest.fixture(autouse=True)
 def _busy_machine(monkeypatch):
     """A thread that others keep from running is not the loop's fault."""
-    monkeypatch.setattr(_audit_memory, "_STARVED_SECONDS", 0.02)
+    monkeypatch.setattr(_memory, "_STARVED_SECONDS", 0.02)
 
 
 def audited(function):

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import stowax
-from stowax import _audit_memory
-from stowax._audit_record import AuditRecord, Finding
+from stowax._audit import _memory
 from stowax._record_json import record_of
+from stowax._records._audit import AuditRecord, Finding
 from stowax.report import audit_text
 
 
 @pytest.fixture(autouse=True)
 def _busy_machine(monkeypatch):
     """A thread that others keep from running is not the loop's fault."""
-    monkeypatch.setattr(_audit_memory, "_STARVED_SECONDS", 1.0)
+    monkeypatch.setattr(_memory, "_STARVED_SECONDS", 1.0)
 
 
 W = jnp.ones((8, 8), jnp.float32)
@@ -184,7 +184,7 @@ def test_a_mistake_of_the_audits_is_told_and_the_loop_goes_on(monkeypatch):
     def broken(*_):
         raise KeyError("no such thing")
 
-    monkeypatch.setattr("stowax._audit_watch.is_operation", broken)
+    monkeypatch.setattr("stowax._audit._watch.is_operation", broken)
     with stowax.audit() as audit:
         assert step(W.copy(), W)[1] == 64
     assert "by a mistake of its own: KeyError" in " ".join(audit.record.notes)

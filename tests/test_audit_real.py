@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import stowax
-from stowax import _audit_memory
+from stowax._audit import _memory
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 @pytest.fixture(autouse=True)
 def _busy_machine(monkeypatch):
     """A thread that others keep from running is not the loop's fault."""
-    monkeypatch.setattr(_audit_memory, "_STARVED_SECONDS", 1.0)
+    monkeypatch.setattr(_memory, "_STARVED_SECONDS", 1.0)
 
 
 def batches(count=8):

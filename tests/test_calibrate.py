@@ -11,13 +11,13 @@ import jax
 import pytest
 
 import stowax
-from stowax import _calibrate
-from stowax._calibrate import Effort, measure_machine
-from stowax._calibration_file import VARIABLE, find_calibration
-from stowax._calibration_record import calibration_of
+from stowax._calibrate import _calibrate
+from stowax._calibrate._calibrate import Effort, measure_machine
+from stowax._calibrate._stopwatch import Stopwatch, per_second
 from stowax._errors import ArgumentError
-from stowax._hardware import CHIPS
-from stowax._stopwatch import Stopwatch, per_second
+from stowax._hardware._hardware import CHIPS
+from stowax._records._calibration import calibration_of
+from stowax._target._calibration_file import VARIABLE, find_calibration
 
 KIB = 1024
 SMALL = Effort(
@@ -237,7 +237,8 @@ def test_what_is_not_attached_cannot_be_measured(name):
 def test_the_command_on_one_device(tmp_path):
     """As a user types it: in a process of its own, with one CPU device."""
     quick = (
-        "import stowax._calibrate as c, stowax._cli as cli, test_calibrate as t\n"
+        "import stowax._calibrate._calibrate as c, test_calibrate as t\n"
+        "import stowax._cli._cli as cli\n"
         "c.cpu_effort = lambda count: t.SMALL\n"
         "cli.main(['calibrate', '--json'])"
     )

@@ -8,28 +8,28 @@ import pytest
 from click.testing import CliRunner
 
 import stowax
-from stowax import _calibration_file
-from stowax._calibrated import calibrated
-from stowax._calibration_file import (
+from stowax._cli._cli import main
+from stowax._cost._cost import seconds
+from stowax._cost._record import OperationCost
+from stowax._errors import ArgumentError
+from stowax._hardware._calibrated import calibrated
+from stowax._hardware._hardware import CHIPS
+from stowax._records._calibration import (
+    CalibrationRecord,
+    CopyRates,
+    Unmeasured,
+    calibration_of,
+)
+from stowax._records._stages import Link
+from stowax._target import _calibration_file
+from stowax._target._calibration_file import (
     VARIABLE,
     calibration_path,
     find_calibration,
     host_name,
     save_calibration,
 )
-from stowax._calibration_record import (
-    CalibrationRecord,
-    CopyRates,
-    Unmeasured,
-    calibration_of,
-)
-from stowax._cli import main
-from stowax._cost import seconds
-from stowax._cost_record import OperationCost
-from stowax._errors import ArgumentError
-from stowax._hardware import CHIPS
-from stowax._stages import Link
-from stowax._target import targets_table
+from stowax._target._target import targets_table
 from stowax.report import calibration_text, target_text, targets_text
 
 GB, TERA = 10**9, 10**12
@@ -213,7 +213,7 @@ def test_a_dtype_of_its_own_goes_before_one_like_it():
 
 
 def test_a_link_that_both_directions_share_is_pointed_out():
-    from stowax._calibrated import calibration_notes
+    from stowax._hardware._calibrated import calibration_notes
 
     shared = dataclasses.replace(FOUND, one_memory=False, unmeasured=())
     assert shared.together == 3 / 4

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from stowax import _calibration_programs as programs
 from stowax import _jax
-from stowax._host_calls import host_call_bytes
-from stowax._program import read_program
-from stowax._target import target
+from stowax._calibrate import _programs as programs
+from stowax._hlo._host_calls import host_call_bytes
+from stowax._hlo._program import read_program
+from stowax._target._target import target
 
 MIB = 2**20
 SIZE = MIB
@@ -95,7 +95,7 @@ def test_loops_stay_loops_and_each_round_is_one_kernel_in_place(name):
 
 
 def test_arithmetic_is_bound_by_arithmetic_on_every_chip():
-    from stowax._hardware import CHIPS
+    from stowax._hardware._hardware import CHIPS
 
     each = programs.VECTOR_ROUNDS * programs.VECTOR_OPERATIONS
     for chip in CHIPS.values():

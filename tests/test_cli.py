@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import stowax
-from stowax._cli import main
-from stowax._user_file import where_it_failed
+from stowax._cli._cli import main
+from stowax._cli._user_file import where_it_failed
 
 STEP = """
     import jax, jax.numpy as jnp

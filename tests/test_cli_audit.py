@@ -7,7 +7,7 @@ import jax
 import pytest
 from click.testing import CliRunner
 
-from stowax._cli import main
+from stowax._cli._cli import main
 
 LOOP = """
 import sys

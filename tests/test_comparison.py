@@ -2,7 +2,7 @@
 
 import pytest
 
-from stowax._timeline import Interval, Timeline
+from stowax._records._timeline import Interval, Timeline
 from stowax.report import comparison_text
 
 LANES = ("compute_seconds", "exposed_seconds", "collective_wait_seconds")

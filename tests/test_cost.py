@@ -13,10 +13,10 @@ from jax.experimental import pallas
 from jax.extend.core import primitives as jax_primitives
 from jax.sharding import AxisType, PartitionSpec
 
-from stowax import _cost, _cost_rules
-from stowax._cost import OperationCost, cost_of_equation, cost_of_jaxpr
-from stowax._hardware import CHIPS
-from stowax._jaxpr import Program, inline
+from stowax._cost import _cost, _rules
+from stowax._cost._cost import OperationCost, cost_of_equation, cost_of_jaxpr
+from stowax._hardware._hardware import CHIPS
+from stowax._jaxprs._jaxpr import Program, inline
 
 FLOAT = 4  # bytes
 
@@ -338,26 +338,20 @@ def test_every_primitive_of_jax_is_priced_or_listed_on_purpose():
     assert {"dot_general", "scan", "exp", "random_bits", "shard_map"} <= known
     assert len(known) > 200
     decided = (
-        set(_cost_rules.RULES)
-        | _cost_rules.CALLS
-        | _cost_rules.LOOPS
-        | _cost_rules.LISTED
-        | {"device_put"}
+        set(_rules.RULES) | _rules.CALLS | _rules.LOOPS | _rules.LISTED | {"device_put"}
     )
     collectives = {
-        n + suffix
-        for n in _cost_rules.COLLECTIVES
-        for suffix in ("", "_start", "_done")
+        n + suffix for n in _rules.COLLECTIVES for suffix in ("", "_start", "_done")
     }
     assert known - decided - collectives == set()
 
 
 def test_no_name_is_decided_twice():
     tables = [
-        set(_cost_rules.RULES),
-        _cost_rules.CALLS,
-        _cost_rules.LOOPS,
-        _cost_rules.LISTED,
-        set(_cost_rules.COLLECTIVES),
+        set(_rules.RULES),
+        _rules.CALLS,
+        _rules.LOOPS,
+        _rules.LISTED,
+        set(_rules.COLLECTIVES),
     ]
     assert sum(map(len, tables)) == len(set().union(*tables))

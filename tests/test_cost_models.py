@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from stowax import _cost
-from stowax._cost import OperationCost, cost_of_jaxpr
+from stowax._cost import _cost
+from stowax._cost._cost import OperationCost, cost_of_jaxpr
 from stowax._errors import ArgumentError
-from stowax._hardware import CHIPS
-from stowax._jaxpr import Program, inline
+from stowax._hardware._hardware import CHIPS
+from stowax._jaxprs._jaxpr import Program, inline
 
 FLOAT = 4  # bytes
 

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 import stowax
-from stowax import _demo
-from stowax._cli import main
+from stowax._cli import _demo
+from stowax._cli._cli import main
 from stowax._errors import MissingExtraError
 
 

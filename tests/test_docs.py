@@ -3,9 +3,9 @@
 import pathlib
 import re
 
-from stowax._audit_record import AUDIT_KINDS
 from stowax._hazards import HAZARD_KINDS
-from stowax._memory_record import MEMORY_ROLES
+from stowax._records._audit import AUDIT_KINDS
+from stowax._records._memory import MEMORY_ROLES
 
 INSPECT = pathlib.Path(__file__).parent.parent / "docs" / "inspect.md"
 

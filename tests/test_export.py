@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
-from stowax._export import plan_as_code
-from stowax._plan_record import DecisionRecord, PlanRecord, StackRecord
+from stowax._plan._export import plan_as_code
+from stowax._records._plan import DecisionRecord, PlanRecord, StackRecord
 
 LAYERS, WIDTH, ROWS = 3, 8, 4
 STACK = "0123abcd.0"

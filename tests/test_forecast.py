@@ -5,7 +5,7 @@ import types
 import pytest
 
 from planner_problems import GIB, chain
-from stowax._forecast import Forecast
+from stowax._search._forecast import Forecast
 
 COUNT, BYTES = 10, GIB // 10  # each value: 1 GiB over all layers
 KEEP_1 = (("keep", "keep", "recompute", "recompute"),)

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from stowax._figures import (
+from stowax._hardware._figures import (
     GIB,
     MATRIX_EFFICIENCY,
     MEMORY_EFFICIENCY,
@@ -15,8 +15,8 @@ from stowax._figures import (
     Figure,
     measured,
 )
-from stowax._gpu_targets import GPU_CHIPS, gpu_memory_bytes, gpu_target_config
-from stowax._hardware import CHIPS, chip_of_kind
+from stowax._hardware._gpu_targets import GPU_CHIPS, gpu_memory_bytes, gpu_target_config
+from stowax._hardware._hardware import CHIPS, chip_of_kind
 
 ACCELERATORS = [chip for chip in CHIPS.values() if chip.platform != "cpu"]
 

@@ -16,8 +16,8 @@ from compiled_programs import compiled, machine
 from hazard_programs import LAYERS, inspected
 from stowax._hazards import HAZARD_KINDS
 from stowax._hazards._known_bad import known_bad, version_of
-from stowax._inspect import inspect
-from stowax._intent import flags_of, options_of
+from stowax._inspect._inspect import inspect
+from stowax._inspect._intent import flags_of, options_of
 
 MIB = 2**20
 

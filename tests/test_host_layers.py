@@ -21,7 +21,7 @@ from benchmarks.host_weights import compile_hosted, host_step, specs_of
 from layered import LAYERS, WIDTH, X, draw
 from planned_models import target_or_skip
 from planned_steps import CHOICES, assert_same_bits, at_random, unfused
-from stowax._host_layers import (
+from stowax._layers._host_layers import (
     Cast,
     HostArray,
     Transpose,

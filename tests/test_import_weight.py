@@ -29,7 +29,7 @@ HEAVY = (
     "orbax",
     "plotly",
     "scipy.optimize",
-    "stowax._cli",
+    "stowax._cli._cli",
     "stowax.integrations",
 )
 

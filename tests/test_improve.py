@@ -11,12 +11,12 @@ import pytest
 
 from planned_models import arguments, plan, train
 from planner_problems import chain, problem
-from stowax._charges import charged
 from stowax._errors import ArgumentError
-from stowax._forms import Found
-from stowax._improve import improve
-from stowax._loop import Attempt
 from stowax._planner import baselines, evaluate, solve
+from stowax._search._charges import charged
+from stowax._search._forms import Found
+from stowax._search._improve import improve
+from stowax._search._loop import Attempt
 
 SET = {"xla_tpu_enable_all_experimental_scheduler_features": True, "mine": "yes"}
 
@@ -141,7 +141,9 @@ def test_a_value_that_is_waited_for_is_not_moved_again():
 
 
 def test_what_people_write_by_hand_is_tried_where_it_may_be_faster(monkeypatch):
-    monkeypatch.setattr("stowax._improve._neighbours", lambda search, decisions: ())
+    monkeypatch.setattr(
+        "stowax._search._improve._neighbours", lambda search, decisions: ()
+    )
     # Enough room to keep the inputs only; whatever is moved is waited for.
     question = dataclasses.replace(QUESTION, device_bytes=130)
     search = Search(question, waits=dict.fromkeys(range(4), 5.0))
@@ -154,7 +156,7 @@ def test_what_people_write_by_hand_is_tried_where_it_may_be_faster(monkeypatch):
 
 
 def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
-    monkeypatch.setattr("stowax._improve._by_hand", lambda search: ())
+    monkeypatch.setattr("stowax._search._improve._by_hand", lambda search: ())
     question = dataclasses.replace(QUESTION, device_bytes=240)
     search = Search(question)
     search.settle = lambda: search.attempts[-1].solution  # a solver with no idea
@@ -206,7 +208,9 @@ def test_a_change_whose_copies_vanish_does_not_cost_the_plan():
 
 
 def test_no_more_is_compiled_than_was_allowed(monkeypatch):
-    monkeypatch.setattr("stowax._improve._MISTAKEN", 4.0)  # everything is worth a try
+    monkeypatch.setattr(
+        "stowax._search._improve._MISTAKEN", 4.0
+    )  # everything is worth a try
     search = Search(QUESTION, waits=dict.fromkeys(range(4), 3.0))
     improved(search, 5)
     assert len(search.attempts) == 5

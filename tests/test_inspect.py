@@ -22,8 +22,8 @@ from compiled_programs import (
     machine,
 )
 from stowax._errors import ArgumentError
-from stowax._inspect import inspect
-from stowax._program import transfers_named
+from stowax._hlo._program import transfers_named
+from stowax._inspect._inspect import inspect
 from stowax.report import inspection_text
 
 TARGETS = ("v5e-4", "h200")

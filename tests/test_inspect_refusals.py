@@ -9,10 +9,10 @@ import pytest
 from compiled_programs import compiled, machine, program
 from report_records import INSPECTION
 from stowax._errors import ArgumentError
-from stowax._hlo_proto import Module
-from stowax._inspect import inspect, inspect_program
-from stowax._inspect_record import Omission
-from stowax._program import read_program
+from stowax._hlo._program import read_program
+from stowax._hlo._proto import Module
+from stowax._inspect._inspect import inspect, inspect_program
+from stowax._records._inspection import Omission
 from stowax.report import inspection_text
 
 SPEC = jax.ShapeDtypeStruct((128, 128), jnp.float32)

@@ -19,7 +19,7 @@ from flax import nnx
 
 from planned_steps import check
 from stowax._mark import stow
-from stowax._verify_gradients import gradients_of, tapped
+from stowax._verify._gradients import gradients_of, tapped
 
 SOURCE = pathlib.Path(__file__).parents[1] / "src"
 WIDTH, ROWS, LAYERS = 4, 6, 3

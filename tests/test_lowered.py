@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from stowax import _flatten, _lowered, _mlir
+from stowax import _mlir
+from stowax._predict import _flatten
+from stowax._records import _lowered
 
 DEVICES = 4
 BATCH, WIDTH, LAYERS = 16, 64, 3

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import stowax
-from stowax._memory_record import MEMORY_ROLES
+from stowax._records._memory import MEMORY_ROLES
 
 LAYERS, ROWS, WIDTH = 8, 4096, 512
 STACK = LAYERS * ROWS * WIDTH * 4

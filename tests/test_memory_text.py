@@ -2,7 +2,7 @@
 
 import pytest
 
-from stowax._memory_record import (
+from stowax._records._memory import (
     MEMORY_ROLES,
     Block,
     Loop,

@@ -11,9 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 import stowax
-from stowax._rewrite import Options
-from stowax._survey import take_survey
-from stowax._trace import trace_step
+from stowax._layers._rewrite import Options
+from stowax._step._trace import trace_step
+from stowax._survey._survey import take_survey
 
 LAYERS, ROWS, WIDTH = 3, 4096, 512
 

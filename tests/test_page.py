@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from page_records import NASTY, found, large
 from report_records import INSPECTION, PLAN
-from stowax._audit_record import AuditRecord, Finding
-from stowax._cli import main
+from stowax._cli._cli import main
 from stowax._errors import ArgumentError, MissingExtraError
-from stowax._inspect import Inspection, load_inspection
-from stowax._memory_record import MEMORY_ROLES
+from stowax._inspect._inspect import Inspection, load_inspection
+from stowax._records._audit import AuditRecord, Finding
+from stowax._records._memory import MEMORY_ROLES
 from stowax.report import inspection_page
 from stowax.report._page_data import RESERVED, STYLES, bands_of, filled, page_data
 

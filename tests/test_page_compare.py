@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from page_records import NASTY, block, found
 from report_records import INSPECTION, PLAN
-from stowax._cli import main
-from stowax._inspect import Inspection
-from stowax._plan import Plan
+from stowax._cli._cli import main
+from stowax._inspect._inspect import Inspection
+from stowax._plan._plan import Plan
 from stowax.report import differences_page, differences_text
 from stowax.report._differences import differences
 

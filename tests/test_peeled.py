@@ -15,10 +15,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 from compiled_programs import machine
-from stowax._hardware import CHIPS
-from stowax._program import read_program
-from stowax._simulate import simulate
-from stowax._stages import Link
+from stowax._hardware._hardware import CHIPS
+from stowax._hlo._program import read_program
+from stowax._records._stages import Link
+from stowax._timing._simulate import simulate
 
 LAYERS, ROWS, WIDTH, HIDDEN, CHIPS_USED = 6, 512, 512, 1024, 4
 INPUT = ROWS // CHIPS_USED * WIDTH * 2  # bytes per chip in bfloat16

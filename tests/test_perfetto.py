@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from stowax import _perfetto
 from stowax._errors import ArgumentError
-from stowax._timeline import Interval, Timeline
+from stowax._records import _perfetto
+from stowax._records._timeline import Interval, Timeline
 
 
 def timeline(*intervals, origin="simulated"):

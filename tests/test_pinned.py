@@ -11,9 +11,9 @@ import pytest
 
 import stowax
 from planned_models import spec, target_or_skip
-from stowax._hardware import CHIPS
-from stowax._machine import HOST_FRACTION, make_target
-from stowax._pinned import beyond_the_pool, pool_bytes, setting_for
+from stowax._hardware._hardware import CHIPS
+from stowax._hardware._pinned import beyond_the_pool, pool_bytes, setting_for
+from stowax._target._machine import HOST_FRACTION, make_target
 
 LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 AHEAD = "XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE"

@@ -277,7 +277,7 @@ def test_compiler_options_of_the_user_reach_the_program():
 
 
 def test_progress_goes_to_standard_error_or_to_the_user(capsys, monkeypatch):
-    monkeypatch.setattr("stowax._asked.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("stowax._plan._asked.QUIET_SECONDS", 0.0)
     stowax.plan(train, *arguments(), target="h200")
     out, err = capsys.readouterr()
     assert out == ""

@@ -23,8 +23,8 @@ from planned_models import (
     weights,
 )
 from stowax._errors import ArgumentError, CompileError, StepError
-from stowax._rewrite import Options
-from stowax._trace import trace_step
+from stowax._layers._rewrite import Options
+from stowax._step._trace import trace_step
 
 ARGS = arguments(rows=64)
 
@@ -334,7 +334,7 @@ def test_no_layers_at_all():
 
 def test_a_compile_out_of_memory_is_survived(monkeypatch):
     """With a prediction that is far too low, the first programs do not compile."""
-    from stowax import _survey
+    from stowax._survey import _survey
 
     true = _survey.predict_memory
     asked = []

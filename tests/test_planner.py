@@ -19,18 +19,11 @@ from planner_problems import (
     value,
 )
 from stowax._errors import ArgumentError
-from stowax._planner import (
-    OPTIMAL_GAP,
-    baselines,
-    curve,
-    evaluate,
-    smallest,
-    solve,
-)
+from stowax._planner import OPTIMAL_GAP, baselines, curve, evaluate, smallest, solve
 from stowax._planner._evaluate import priced
 from stowax._planner._model import build
 from stowax._planner._tables import tables
-from stowax._stages import Point
+from stowax._records._stages import Point
 
 QUICK = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]

@@ -14,13 +14,7 @@ from planner_problems import (
     replaced,
 )
 from stowax._errors import ArgumentError
-from stowax._planner import (
-    OPTIMAL_GAP,
-    baselines,
-    named,
-    smallest,
-    solve,
-)
+from stowax._planner import OPTIMAL_GAP, baselines, named, smallest, solve
 from test_planner import at, by_name
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from planner_problems import chain, on_host, problem, state
 from stowax._planner import baselines, evaluate, solve
-from stowax._stages import Passage
+from stowax._records._stages import Passage
 
 KEPT = ("keep", "keep", "keep", "keep")
 

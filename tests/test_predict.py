@@ -9,7 +9,9 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from stowax import _mlir, _predict, _target
+from stowax import _mlir
+from stowax._predict import _predict
+from stowax._target import _target
 
 F32 = 4
 needs = {

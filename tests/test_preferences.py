@@ -6,8 +6,8 @@ import pytest
 
 from planner_problems import EVERY, chain, operation
 from stowax._errors import ArgumentError
-from stowax._preferences import Preferences
-from stowax._stages import Value
+from stowax._records._stages import Value
+from stowax._survey._preferences import Preferences
 
 INSTEAD = (
     "Write 'offload', 'recompute' or 'host update', alone or with a pattern after a "

@@ -27,7 +27,7 @@ from compiled_programs import (
     program,
 )
 from stowax._errors import ArgumentError
-from stowax._program import HOST_SPACE, read_program, transfers_named
+from stowax._hlo._program import HOST_SPACE, read_program, transfers_named
 
 TARGETS = ("v5e-4", "h200")
 BFLOAT16, FLOAT32 = 2, 4
@@ -324,6 +324,6 @@ def test_other_bytes_are_refused(serialized):
 
 
 def test_importing_the_reader_does_not_load_protobuf():
-    code = "import sys, stowax._program, stowax._simulate\n"
+    code = "import sys, stowax._hlo._program, stowax._timing._simulate\n"
     code += "assert 'google.protobuf' not in sys.modules\n"
     subprocess.run([sys.executable, "-c", code], check=True)

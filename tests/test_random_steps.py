@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from planned_steps import assert_close, assert_same_bits, at_random, unfused
+from stowax._layers._rewrite import Options, Rewriter
 from stowax._mark import handling, stow
-from stowax._rewrite import Options, Rewriter
 
 ROWS, WIDTH = 2, 3
 SHAPE = (ROWS, WIDTH)

@@ -22,7 +22,7 @@ from rolled import (
     run_rolled,
     weights,
 )
-from stowax._repeats import find_repeats
+from stowax._jaxprs._repeats import find_repeats
 
 
 @pytest.mark.parametrize("count", [2, 3, 12])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolled import WIDTH, X, check, flat, matrix
-from stowax._repeats import find_repeats
+from stowax._jaxprs._repeats import find_repeats
 
 
 def test_no_repetition():

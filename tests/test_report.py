@@ -16,7 +16,7 @@ from report_records import (
     many,
     transfer,
 )
-from stowax._target import targets_table
+from stowax._target._target import targets_table
 from stowax.report import inspection_text, plan_text, target_text, targets_text
 
 WIDTHS = (60, 80, 100, 160)

@@ -21,7 +21,7 @@ from layered import (
 )
 from planned_steps import check, planned
 from stowax._mark import stow
-from stowax._trace import store_all
+from stowax._step._trace import store_all
 
 
 @pytest.fixture(params=[False, True], ids=["scan", "loop"])

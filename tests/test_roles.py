@@ -11,8 +11,8 @@ import pytest
 
 import stowax
 from planned_models import spec
-from stowax._rewrite import Options
-from stowax._trace import trace_step
+from stowax._layers._rewrite import Options
+from stowax._step._trace import trace_step
 
 LAYERS, WIDTH = 3, 8
 STACKED = spec(LAYERS, WIDTH, WIDTH)

@@ -8,13 +8,13 @@ import optax
 import pytest
 
 import stowax
-from stowax import _target
-from stowax._loop import Search
-from stowax._options import wants_row_major
-from stowax._preferences import Preferences
-from stowax._rewrite import Options
-from stowax._survey import take_survey
-from stowax._trace import trace_step
+from stowax._layers._rewrite import Options
+from stowax._search._loop import Search
+from stowax._step._trace import trace_step
+from stowax._survey._options import wants_row_major
+from stowax._survey._preferences import Preferences
+from stowax._survey._survey import take_survey
+from stowax._target import _target
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
 LAYERS, WIDTH = 4, 4096

@@ -18,7 +18,7 @@ from compiled_programs import (
     WIDTH,
     program,
 )
-from stowax._figures import (
+from stowax._hardware._figures import (
     HOST_EFFICIENCY,
     MATRIX_EFFICIENCY,
     MEMORY_EFFICIENCY,
@@ -27,10 +27,10 @@ from stowax._figures import (
     assumed,
     unknown,
 )
-from stowax._hardware import CHIPS
-from stowax._program_record import Computation, Program, Transfer
-from stowax._simulate import LAUNCH_SECONDS, simulate
-from stowax._stages import Link
+from stowax._hardware._hardware import CHIPS
+from stowax._records._program import Computation, Program, Transfer
+from stowax._records._stages import Link
+from stowax._timing._simulate import LAUNCH_SECONDS, simulate
 from traces import instruction as item
 
 CHIP = dataclasses.replace(

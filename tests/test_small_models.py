@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 import stowax
 from planned_models import compiled_total, plan, spec
-from stowax._stages import least_bytes
+from stowax._records._stages import least_bytes
 
 LAYERS, ROWS, WIDTH = 10, 256, 256
 MIB = 2**20

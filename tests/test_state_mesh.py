@@ -17,8 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import stowax
 from planned_models import plan, target_or_skip
-from stowax._program import read_program
-from stowax._program_record import COLLECTIVES
+from stowax._hlo._program import read_program
+from stowax._records._program import COLLECTIVES
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -18,16 +18,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 import stowax
 from planned_models import QUICK, spec, target_or_skip
 from planned_steps import CHOICES, plans
-from stowax._apply import StepPlan, apply_decisions
-from stowax._compiled import put_in_host_memory
-from stowax._options import overlap_options
-from stowax._program import read_program
-from stowax._program_record import COLLECTIVES
-from stowax._rewrite import Options
-from stowax._state import find_state, partition_of, search_state, shard_shape
-from stowax._stream import Hosted
-from stowax._trace import trace_step
-from stowax._update_blocks import BlockSize
+from stowax._hlo._program import read_program
+from stowax._layers._rewrite import Options
+from stowax._records._program import COLLECTIVES
+from stowax._state._state import find_state, partition_of, search_state, shard_shape
+from stowax._state._stream import Hosted
+from stowax._step._trace import trace_step
+from stowax._survey._apply import StepPlan, apply_decisions
+from stowax._survey._options import overlap_options
+from stowax._target._compiled import put_in_host_memory
+from stowax._update._blocks import BlockSize
 from updates import SMALL
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 
 import stowax
 from planned_models import spec, target_or_skip
-from stowax import _survey
-from stowax._options import wants_row_major
-from stowax._rewrite import Options
-from stowax._trace import trace_step
+from stowax._layers._rewrite import Options
+from stowax._step._trace import trace_step
+from stowax._survey import _survey
+from stowax._survey._options import wants_row_major
 
 LAYERS, BATCH, LENGTH, GROUPS, HEADS, DEPTH = 8, 8, 256, 4, 2, 64
 WIDTH = GROUPS * HEADS * DEPTH

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from stowax import _jax, _target
-from stowax._machine import HOST_FRACTION
+from stowax import _jax
 from stowax._streams import quiet_native_log
-from stowax._target import target, targets, targets_table
+from stowax._target import _target
+from stowax._target._machine import HOST_FRACTION
+from stowax._target._target import target, targets, targets_table
 from stowax.report import targets_text
 
 ROWS, COLUMNS = 1024, 512

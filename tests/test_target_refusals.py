@@ -9,14 +9,15 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from stowax import _jax, _target
+from stowax import _jax
 from stowax._errors import (
     ArgumentError,
     CompileError,
     MissingExtraError,
     OutOfMemoryCompileError,
 )
-from stowax._target import target
+from stowax._target import _target
+from stowax._target._target import target
 from test_target import ONE_OF_EACH, Spec, needs_gpu, needs_tpu
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from stowax._update_blocks import BlockSize, Cut, cut_leaf
+from stowax._update._blocks import BlockSize, Cut, cut_leaf
 from updates import SMALL, streamed_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -15,17 +15,17 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 import stowax
-import stowax._update_run
+import stowax._update._run
 from planned_models import QUICK, spec, target_or_skip
 from stowax import _jax
-from stowax._apply import apply_decisions
 from stowax._errors import OffloadVanishedError
-from stowax._figures import RATE, assumed
-from stowax._host_calls import is_planned, update_scope
+from stowax._hardware._figures import RATE, assumed
+from stowax._hlo._host_calls import is_planned, update_scope
+from stowax._layers._rewrite import Options
 from stowax._planner import baselines
-from stowax._rewrite import Options
-from stowax._survey import take_survey
-from stowax._trace import trace_step
+from stowax._step._trace import trace_step
+from stowax._survey._apply import apply_decisions
+from stowax._survey._survey import take_survey
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -247,7 +247,7 @@ def test_a_plan_that_updates_on_the_host(tmp_path):
 
 @pytest.mark.once
 def test_a_planned_update_that_is_not_on_the_host_is_an_error(monkeypatch):
-    monkeypatch.setattr(stowax._update_run, "runs_on_host", lambda *_: False)
+    monkeypatch.setattr(stowax._update._run, "runs_on_host", lambda *_: False)
     with pytest.raises(OffloadVanishedError) as caught:
         plan(target())
     assert str(caught.value) == (
@@ -272,7 +272,7 @@ def donated_update(machine):
 
 @pytest.mark.parametrize(("name", "in_place"), [("v5p-8", True), ("h200", False)])
 def test_where_the_host_updates_in_place(name, in_place):
-    # `_update_host.PLATFORMS` says so: should a GPU learn it, this tells.
+    # `_update._host.PLATFORMS` says so: should a GPU learn it, this tells.
     compiled = donated_update(target(name))
     inspection = stowax.inspect(compiled)
     copies = [t for t in inspection.transfers if t.direction == "host-to-host"]
@@ -295,6 +295,6 @@ def test_only_arithmetic_of_planned_updates_is_planned():
 
 
 def _program(compiled):
-    from stowax._program import read_program
+    from stowax._hlo._program import read_program
 
     return read_program(compiled.hlo_module_protos()[0])

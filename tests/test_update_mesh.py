@@ -9,11 +9,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import stowax
 from planned_models import target_or_skip
-from stowax._jaxpr import evaluate, trace
-from stowax._options import overlap_options
-from stowax._update_blocks import BlockSize
-from stowax._update_find import stream_update
-from stowax._update_run import run_streamed
+from stowax._jaxprs._jaxpr import evaluate, trace
+from stowax._survey._options import overlap_options
+from stowax._update._blocks import BlockSize
+from stowax._update._find import stream_update
+from stowax._update._run import run_streamed
 from updates import SMALL
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -12,12 +12,12 @@ import pytest
 
 import stowax
 from planned_models import QUICK, spec, total
-from stowax import _target
-from stowax._options import wants_row_major
+from stowax._layers._rewrite import Options
 from stowax._planner import baselines, evaluate, solve
-from stowax._rewrite import Options
-from stowax._survey import predict, take_survey
-from stowax._trace import trace_step
+from stowax._step._trace import trace_step
+from stowax._survey._options import wants_row_major
+from stowax._survey._survey import predict, take_survey
+from stowax._target import _target
 
 LAYERS, WIDTH, ROWS = 4, 1024, 64
 STACK = LAYERS * WIDTH * WIDTH * 4  # bytes of the weights, of a moment, of gradients

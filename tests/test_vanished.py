@@ -12,8 +12,8 @@ import pytest
 
 import stowax
 from planned_models import plan, spec
-from stowax import _trial
 from stowax._errors import OffloadVanishedError
+from stowax._search import _trial
 
 LAYERS, WIDTH, ROWS = 3, 1024, 64
 

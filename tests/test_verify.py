@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from stowax import _passes, _verify, _verify_tolerance
 from stowax._errors import ArgumentError, PlanMismatchError, VerifyMemoryError
+from stowax._layers import _passes
+from stowax._verify import _tolerance, _verify
 from verified_steps import (
     LARGE,
     LAYERS,
@@ -315,8 +316,8 @@ def test_every_float_moves_by_a_rounding_under_strict_promotion(dtype):
     # The tests run under it, and bfloat16 beside float32 is an error there.
     leaf = jnp.linspace(1.0, 1.9, 64, dtype=dtype)
     unit = float(jnp.finfo(dtype).eps) / 2
-    rounding = _verify_tolerance.Rounding(unit=unit, terms=1.0)
-    moved = _verify_tolerance.shaken(leaf, rounding, seed=1)
+    rounding = _tolerance.Rounding(unit=unit, terms=1.0)
+    moved = _tolerance.shaken(leaf, rounding, seed=1)
     assert moved.dtype == dtype
     change = np.abs(np.asarray(moved, np.float64) / np.asarray(leaf, np.float64) - 1)
     assert np.all((change > 0) & (change <= 4 * unit))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from stowax._verify_record import Blame, LeafCheck, Verification
+from stowax._records._verification import Blame, LeafCheck, Verification
 from stowax.report import verification_text
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from compiled_programs import program
 from stowax._errors import TraceError
-from stowax._measured import timeline_of
-from stowax._xplane import MARK, executions
+from stowax._timing._measured import timeline_of
+from stowax._timing._xplane import MARK, executions
 from traces import MODULE, event, step_program, trace
 
 MICRO = 1e-6

@@ -10,7 +10,7 @@ import json
 
 import jax
 
-from stowax._program_record import Computation, Instruction, Program, Transfer
+from stowax._records._program import Computation, Instruction, Program, Transfer
 
 MODULE = "jit_step"
 

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from stowax._jaxpr import trace
-from stowax._update_blocks import BlockSize
-from stowax._update_find import stream_update
-from stowax._update_record import Group, Leaf
-from stowax._update_run import run_streamed
+from stowax._jaxprs._jaxpr import trace
+from stowax._update._blocks import BlockSize
+from stowax._update._find import stream_update
+from stowax._update._record import Group, Leaf
+from stowax._update._run import run_streamed
 
 SMALL = BlockSize(count=4, smallest_bytes=1, leaf_bytes=1024)
 """Blocks small enough for the leaves of a test."""

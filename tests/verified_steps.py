@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import stowax
-from stowax import _passes
-from stowax._plan import Plan
+from stowax._layers import _passes
+from stowax._plan._plan import Plan
 
 LAYERS, ROWS = 4, 16
 LARGE = 256  # a width at which state is large enough to be streamed

@@ -12,36 +12,36 @@ from ._mark import stow as stow
 from ._errors import StowaxError as StowaxError
 
 if TYPE_CHECKING:
-    from ._target import target as target
-    from ._target import targets as targets
-    from ._calibrate import calibrate as calibrate
-    from ._plan import Plan as Plan
-    from ._plan import load_plan as load_plan
-    from ._planning import plan as plan
-    from ._verify import verify as verify
-    from ._inspect import inspect as inspect
-    from ._inspect import load_inspection as load_inspection
-    from ._measure import measure as measure
-    from ._audit import Audit as Audit
-    from ._audit import audit as audit
-    from ._prefetch import prefetch as prefetch
-    from ._strict import strict as strict
+    from ._target._target import target as target
+    from ._target._target import targets as targets
+    from ._calibrate._calibrate import calibrate as calibrate
+    from ._plan._plan import Plan as Plan
+    from ._plan._plan import load_plan as load_plan
+    from ._plan._planning import plan as plan
+    from ._verify._verify import verify as verify
+    from ._inspect._inspect import inspect as inspect
+    from ._inspect._inspect import load_inspection as load_inspection
+    from ._timing._measure import measure as measure
+    from ._audit._audit import Audit as Audit
+    from ._audit._audit import audit as audit
+    from ._feeding._prefetch import prefetch as prefetch
+    from ._feeding._strict import strict as strict
 
 _LATER = {
-    "target": "_target",
-    "targets": "_target",
-    "calibrate": "_calibrate",
-    "Plan": "_plan",
-    "load_plan": "_plan",
-    "plan": "_planning",
-    "verify": "_verify",
-    "inspect": "_inspect",
-    "load_inspection": "_inspect",
-    "measure": "_measure",
-    "Audit": "_audit",
-    "audit": "_audit",
-    "prefetch": "_prefetch",
-    "strict": "_strict",
+    "target": "_target._target",
+    "targets": "_target._target",
+    "calibrate": "_calibrate._calibrate",
+    "Plan": "_plan._plan",
+    "load_plan": "_plan._plan",
+    "plan": "_plan._planning",
+    "verify": "_verify._verify",
+    "inspect": "_inspect._inspect",
+    "load_inspection": "_inspect._inspect",
+    "measure": "_timing._measure",
+    "Audit": "_audit._audit",
+    "audit": "_audit._audit",
+    "prefetch": "_feeding._prefetch",
+    "strict": "_feeding._strict",
 }
 
 

@@ -19,7 +19,7 @@ from jaxlib.mlir import passmanager as _passmanager
 from jaxlib.mlir.dialects import sdy as _sdy
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
-from ._lowered import (
+from ._records._lowered import (
     DTYPE_BYTES,
     Axes,
     Donation,

@@ -25,6 +25,9 @@ class Place(NamedTuple):
 
 NOWHERE = Place("<unknown>", 0, "", 0)
 
+OWN_FOLDER = os.path.dirname(__file__) + os.sep
+"""Where stowax itself lies: its lines are never a user's."""
+
 
 @functools.cache
 def _folder_of_jax() -> str:
@@ -36,7 +39,7 @@ def _folder_of_jax() -> str:
 def _libraries() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     folders = {paths[k] for k in ("purelib", "platlib", "stdlib", "platstdlib")}
-    folders |= {*site.getsitepackages(), os.path.dirname(__file__)}
+    folders |= {*site.getsitepackages(), OWN_FOLDER.rstrip(os.sep)}
     if jaxs := _folder_of_jax():
         folders.add(jaxs)
     return (*(folder + os.sep for folder in folders), "<frozen ")
@@ -70,8 +73,7 @@ def place_of(frame: FrameType | None) -> Place:
 def called_by_user() -> bool:
     """Whether what stowax stands in for was called by the user, and by no library."""
     frame: FrameType | None = sys._getframe(1)
-    own = os.path.dirname(__file__) + os.sep
-    while frame is not None and frame.f_code.co_filename.startswith(own):
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_FOLDER):
         frame = frame.f_back
     return frame is not None and is_users(frame.f_code)
 

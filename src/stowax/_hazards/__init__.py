@@ -11,7 +11,7 @@ not say enough, becomes an omission: it is said, not guessed.
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from .._inspect_record import Hazard, Omission
+from .._records._inspection import Hazard, Omission
 from ._arguments import donated_in_vain, not_donated, state_moved
 from ._asked import cheaper_to_recompute, policy_names, vanished
 from ._context import Context as Context

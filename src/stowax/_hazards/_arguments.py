@@ -7,8 +7,8 @@ the same type, but is no new state.
 
 from collections.abc import Iterator
 
-from .._inspect_record import Hazard
-from .._intent_record import ArgumentAsked
+from .._records._inspection import Hazard
+from .._records._intent import ArgumentAsked
 from .._units import format_bytes, format_seconds
 from ._context import Context, hazard
 

@@ -9,9 +9,9 @@ source lines where bytes leave a choice.
 import collections
 from collections.abc import Iterator
 
-from .._inspect_record import Hazard
-from .._intent_record import CopyAsked
-from .._program_record import Transfer
+from .._records._inspection import Hazard
+from .._records._intent import CopyAsked
+from .._records._program import Transfer
 from .._units import format_bytes, format_seconds
 from ._context import Context, hazard, listed, of_a_plan
 from ._copies import NOTABLE_BYTES, NOTABLE_PART

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from .._inspect_record import Hazard, Memory
-from .._intent_record import Intent
-from .._program_record import Computation, Instruction, Program, Transfer
-from .._stages import Link
-from .._timeline import Timeline
+from .._records._inspection import Hazard, Memory
+from .._records._intent import Intent
+from .._records._program import Computation, Instruction, Program, Transfer
+from .._records._stages import Link
+from .._records._timeline import Timeline
 from ._kinds import KINDS
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from .._inspect_record import Hazard
-from .._program_record import Computation, Transfer
+from .._records._inspection import Hazard
+from .._records._program import Computation, Transfer
 from .._units import format_bytes, format_seconds
 from ._context import Context, hazard, of_a_plan, where
 

@@ -10,8 +10,8 @@ these.
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from .._inspect_record import Hazard
-from .._program_record import Computation, Instruction, Transfer
+from .._records._inspection import Hazard
+from .._records._program import Computation, Instruction, Transfer
 from .._units import format_bytes, format_seconds
 from ._context import Context, hazard, where
 from ._copies import NOTABLE_BYTES

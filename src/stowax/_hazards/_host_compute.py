@@ -7,9 +7,9 @@ single instructions.
 
 from collections.abc import Iterator, Sequence
 
-from .._host_calls import is_planned, work_on_host
-from .._inspect_record import Hazard
-from .._program_record import Instruction, Program
+from .._hlo._host_calls import is_planned, work_on_host
+from .._records._inspection import Hazard
+from .._records._program import Instruction, Program
 from .._units import format_bytes
 from ._context import Context, hazard, where
 

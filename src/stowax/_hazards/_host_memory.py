@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from .._inspect_record import Hazard
-from .._pinned import beyond_the_pool
+from .._hardware._pinned import beyond_the_pool
+from .._records._inspection import Hazard
 from .._units import format_bytes
 from ._arguments import lost_its_memory
 from ._context import Context, hazard

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from .._inspect_record import Hazard
+from .._records._inspection import Hazard
 from .._units import format_bytes
 from ._context import Context, hazard, where
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from .._inspect_record import Hazard
+from .._records._inspection import Hazard
 from .._units import format_seconds
 from ._context import Context, hazard, where
 

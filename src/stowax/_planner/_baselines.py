@@ -8,7 +8,7 @@ values that its own other values make useless, and the comparison flatters the s
 
 from collections.abc import Callable
 
-from .._stages import Body, Decision, Decisions, Problem, Value
+from .._records._stages import Body, Decision, Decisions, Problem, Value
 from ._evaluate import STORED, recomputed_values
 from ._tables import cannot_run_again
 

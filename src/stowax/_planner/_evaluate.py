@@ -27,7 +27,7 @@ With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima beco
 import numpy as np
 
 from .._errors import ArgumentError
-from .._stages import (
+from .._records._stages import (
     Body,
     Decision,
     Decisions,
@@ -109,7 +109,7 @@ def evaluate(problem: Problem, decisions: Decisions) -> Evaluation:
     something is offloaded outside a loop.
 
     >>> from stowax._planner import baselines, evaluate
-    >>> from stowax._stages import Body, Link, Operation, Point, Problem, Value
+    >>> from stowax._records._stages import Body, Link, Operation, Point, Problem, Value
     >>> every = frozenset({"keep", "offload", "recompute"})
     >>> def value(index, operation, needed, allowed):
     ...     return Value(index=index, name=f"v{index}", source="model.py:1", shape=(8,),

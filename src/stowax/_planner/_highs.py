@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._stages import Decision, Problem
+from .._records._stages import Decision, Problem
 from ._model import Model
 
 _INFEASIBLE = 2  # scipy.optimize.milp's `status`

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._stages import Passage, Problem
+from .._records._stages import Passage, Problem
 from ._builder import Builder, Columns
 from ._presolve import Reduced, reduce_body
 from ._tables import BodyTable, base_seconds

@@ -6,7 +6,7 @@ cannot help.
 """
 
 from .._errors import ArgumentError
-from .._stages import Body, Problem, Value
+from .._records._stages import Body, Problem, Value
 from ._tables import cannot_run_again, maker, may_recompute, storing_decisions
 
 

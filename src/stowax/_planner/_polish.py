@@ -4,7 +4,7 @@ Called by `_solve` on decisions that fit. What goes silently wrong without it: a
 that is optimal to 1e-6 of the step and still moves a gigabyte that could have stayed.
 """
 
-from .._stages import Body, Decision, Decisions, Evaluation, Problem, Value
+from .._records._stages import Body, Decision, Decisions, Evaluation, Problem, Value
 from ._baselines import tidy
 from ._evaluate import STORED, priced
 from ._tables import BodyTable, may_recompute, storing_decisions

@@ -42,7 +42,7 @@ import itertools
 
 import numpy as np
 
-from .._stages import Body, Decision
+from .._records._stages import Body, Decision
 from ._tables import BodyTable, may_recompute, storing_decisions
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._errors import StepError
-from .._stages import Decisions, Evaluation, Outcome, Problem, Solution
+from .._records._stages import Decisions, Evaluation, Outcome, Problem, Solution
 from ._baselines import baselines, tidy
 from ._evaluate import priced
 from ._highs import Answer, decisions_of, least_memory, marginals, minimise

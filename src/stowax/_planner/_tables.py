@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._stages import Body, Decision, Operation, Problem, Value
+from .._records._stages import Body, Decision, Operation, Problem, Value
 
 if TYPE_CHECKING:
     import scipy.sparse

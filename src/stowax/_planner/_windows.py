@@ -7,7 +7,7 @@ work are a column of their own.
 
 from collections.abc import Mapping
 
-from .._stages import Body, HostUpdate, Passage, Problem
+from .._records._stages import Body, HostUpdate, Passage, Problem
 from ._builder import Builder, Columns
 from ._tables import BodyTable
 

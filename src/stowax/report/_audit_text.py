@@ -4,7 +4,7 @@ import linecache
 import os
 import textwrap
 
-from .._audit_record import AuditRecord, Finding
+from .._records._audit import AuditRecord, Finding
 from .._units import format_bytes, format_seconds
 from ._layout import count_of, cut, text_width
 

@@ -3,8 +3,8 @@
 `stowax calibrate` prints it.
 """
 
-from .._calibration_record import CalibrationRecord
-from .._figures import GB, TERA
+from .._hardware._figures import GB, TERA
+from .._records._calibration import CalibrationRecord
 from .._units import format_bytes
 from ._layout import Align, count_of, facts, lines_of, table, text_width
 

@@ -6,7 +6,7 @@ wrong. Both timelines name instructions alike.
 
 from collections.abc import Iterable, Sequence
 
-from .._timeline import Timeline
+from .._records._timeline import Timeline
 from .._units import format_seconds
 from ._layout import Align, cut, facts, lines_of, table, text_width
 

@@ -10,7 +10,7 @@ import dataclasses
 import textwrap
 from collections.abc import Sequence
 
-from .._plan_record import DecisionRecord, PlanRecord, StackRecord
+from .._records._plan import DecisionRecord, PlanRecord, StackRecord
 from .._units import format_bytes, format_ratio, format_seconds
 from ._layout import count_of, cut, lines_of, short_source, table
 

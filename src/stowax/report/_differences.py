@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from .._inspect_record import Inspection
-from .._memory_record import MEMORY_ROLES, Block
-from .._program_record import Transfer
+from .._records._inspection import Inspection
+from .._records._memory import MEMORY_ROLES, Block
+from .._records._program import Transfer
 from .._units import format_bytes, format_seconds
 from ._layout import short_source
 

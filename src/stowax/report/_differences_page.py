@@ -7,8 +7,8 @@ that the drawings have, for those who cannot see them.
 from collections.abc import Sequence
 from typing import Any
 
-from .._inspect_record import Inspection
-from .._memory_record import MemoryCurve
+from .._records._inspection import Inspection
+from .._records._memory import MemoryCurve
 from ._differences import Difference, differences
 from ._page_data import size_unit, step_end, time_unit
 from ._page_figures import bokeh, legend_below, library_script, see_through

@@ -1,6 +1,6 @@
 """Two inspections side by side, for a terminal: memory, time, copies, hazards."""
 
-from .._inspect_record import Inspection
+from .._records._inspection import Inspection
 from ._differences import Difference, differences
 from ._layout import Align, cut, facts, lines_of, table, text_width
 

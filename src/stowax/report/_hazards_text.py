@@ -6,7 +6,7 @@ did not look.
 
 from collections.abc import Sequence
 
-from .._inspect_record import Hazard, Omission
+from .._records._inspection import Hazard, Omission
 from .._units import format_seconds
 from ._layout import count_of, facts
 

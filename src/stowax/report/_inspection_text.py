@@ -7,9 +7,9 @@ direction.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .._inspect_record import Inspection, MemoryUse
-from .._program_record import Transfer
-from .._timeline import Timeline
+from .._records._inspection import Inspection, MemoryUse
+from .._records._program import Transfer
+from .._records._timeline import Timeline
 from .._units import format_bytes, format_seconds
 from ._hazards_text import hazards_text, omissions_text
 from ._layout import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .._memory_record import MEMORY_ROLES, Loop, MemoryCurve, held_part
+from .._records._memory import MEMORY_ROLES, Loop, MemoryCurve, held_part
 
 RESERVED = "reserved, nothing in it"
 """The band of what stacks have reserved and do not hold yet, or no longer."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from .._memory_record import (
+from .._records._memory import (
     MEMORY_ROLES,
     Block,
     Loop,

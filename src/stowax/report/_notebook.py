@@ -4,8 +4,8 @@ A notebook keeps every output in its file: the page's megabytes would be there o
 cell. `Inspection.to_html` writes the page.
 """
 
-from .._inspect_record import Inspection
-from .._plan_record import PlanRecord
+from .._records._inspection import Inspection
+from .._records._plan import PlanRecord
 from .._units import format_bytes, format_seconds
 from ._layout import count_of, short_source
 from ._page_html import escaped

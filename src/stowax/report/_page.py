@@ -6,9 +6,9 @@ drawn comes packed (`_page_data`) and moves by `page.js`
 and `step.js`.
 """
 
-from .._audit_record import AuditRecord
-from .._inspect_record import Inspection
-from .._plan_record import PlanRecord
+from .._records._audit import AuditRecord
+from .._records._inspection import Inspection
+from .._records._plan import PlanRecord
 from .._units import format_bytes, format_seconds
 from ._layout import count_of
 from ._page_audit import audit_table

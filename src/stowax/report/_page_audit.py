@@ -2,7 +2,7 @@
 
 import os
 
-from .._audit_record import AuditRecord
+from .._records._audit import AuditRecord
 from ._layout import count_of
 from ._page_html import Cell, Columns, escaped, sortable
 from ._page_tables import bytes_cell, number_cell, seconds_cell, text_cell

@@ -9,15 +9,9 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .._inspect_record import Inspection
-from .._memory_record import (
-    MEMORY_ROLES,
-    Loop,
-    MemoryCurve,
-    MemoryRole,
-    Moment,
-)
-from .._timeline import LANES, Interval
+from .._records._inspection import Inspection
+from .._records._memory import MEMORY_ROLES, Loop, MemoryCurve, MemoryRole, Moment
+from .._records._timeline import LANES, Interval
 from ._layout import short_source
 from ._memory_bands import RESERVED, filled
 

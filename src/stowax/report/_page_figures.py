@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._errors import MissingExtraError
-from .._inspect_record import Inspection
-from .._plan_record import PlanRecord
+from .._records._inspection import Inspection
+from .._records._plan import PlanRecord
 from .._units import format_bytes
 from ._page_data import (
     STYLES,

@@ -6,10 +6,10 @@ Records in, HTML out. Figures sort by what they are, not by how they are written
 import itertools
 from collections.abc import Sequence
 
-from .._inspect_record import Hazard, Inspection
-from .._memory_record import Block, Loop, MemoryCurve
-from .._plan_record import PlanRecord
-from .._program_record import CopyCheck, Transfer
+from .._records._inspection import Hazard, Inspection
+from .._records._memory import Block, Loop, MemoryCurve
+from .._records._plan import PlanRecord
+from .._records._program import CopyCheck, Transfer
 from .._units import format_bytes, format_seconds
 from ._decisions_text import stack_titles
 from ._layout import count_of

@@ -8,8 +8,8 @@ predictions and are compared with this plan's prediction, never with its compile
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from .._pinned import VARIABLE
-from .._plan_record import Baseline, DecisionRecord, PlanRecord
+from .._hardware._pinned import VARIABLE
+from .._records._plan import Baseline, DecisionRecord, PlanRecord
 from .._units import format_bytes, format_seconds
 from ._decisions_text import decision_lines, stack_titles
 from ._layout import Align, count_of, cut, facts, lines_of, table, text_width

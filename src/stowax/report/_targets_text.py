@@ -7,9 +7,9 @@ deserve, so a mark stands beside every one that no maker's page gives.
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from .._calibrated import calibrated
-from .._calibration_record import CalibrationRecord
-from .._figures import GB, GIB, TERA, Chip, Figure, unknown
+from .._hardware._calibrated import calibrated
+from .._hardware._figures import GB, GIB, TERA, Chip, Figure, unknown
+from .._records._calibration import CalibrationRecord
 from ._layout import Align, count_of, facts, lines_of, table, text_width
 
 MARKS = {"quoted": " ", "measured": "*", "assumed": "~", "unknown": " "}
@@ -28,7 +28,7 @@ _UNITS = {
 
 
 class TargetRow(Protocol):
-    """One chip of the list, as `stowax._target.targets_table` makes it."""
+    """One chip of the list, as `stowax._target._target.targets_table` makes it."""
 
     @property
     def chip(self) -> Chip:
@@ -62,7 +62,7 @@ def targets_text(rows: Sequence[TargetRow], width: int | None = None) -> str:
     **Arguments:** `rows` as `_target.targets_table()` makes them; `width` in columns,
     by default the terminal's, kept between 60 and 160.
 
-    >>> from stowax._target import targets_table
+    >>> from stowax._target._target import targets_table
     >>> "v5p-8" in targets_text(targets_table(), width=80)
     True
     """
@@ -103,7 +103,7 @@ def targets_text(rows: Sequence[TargetRow], width: int | None = None) -> str:
 def target_text(row: TargetRow, width: int | None = None) -> str:
     """Every figure of one machine with its kind and source.
 
-    >>> from stowax._target import targets_table
+    >>> from stowax._target._target import targets_table
     >>> row = next(r for r in targets_table() if "h200" in r.names)
     >>> print(target_text(row, width=80).splitlines()[0])
     H200 SXM: h200 … x256

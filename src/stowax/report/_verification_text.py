@@ -6,17 +6,9 @@ tolerated are shown: there the next machine or dtype would fail.
 
 from collections.abc import Iterable, Sequence
 
+from .._records._verification import Blame, LeafCheck, Verification
 from .._units import format_seconds
-from .._verify_record import Blame, LeafCheck, Verification
-from ._layout import (
-    Align,
-    count_of,
-    facts,
-    lines_of,
-    short_source,
-    table,
-    text_width,
-)
+from ._layout import Align, count_of, facts, lines_of, short_source, table, text_width
 
 _MOST_FAILED = 12
 _MOST_RIGHT = 8

@@ -1,0 +1,1 @@
+"""`audit`: the transfers and stalls of a running training loop."""

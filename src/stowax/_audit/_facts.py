@@ -1,0 +1,93 @@
+"""What a jitted function's jaxpr says to an audit: recomputation, updates that copy.
+
+Asked once per function: the jaxpr is there when a function is traced, and JAX hands out
+the one that it has of a function that was traced before.
+"""
+
+from typing import Any
+
+import jax
+
+from .. import _jax
+from .._records._audit import CopiedUpdate, Facts
+from .._where import NOWHERE, Place
+
+_UPDATES = ("scatter", "dynamic_update_slice")
+_CALLS = ("jit", "pjit")
+
+
+def facts_of(jaxpr: Any, donated: Any, least_bytes: int) -> Facts:
+    """What `jaxpr` says; `donated` has a flag for each of its arguments."""
+    plain = _jax.open_jaxpr(jaxpr)
+    names = _jax.argument_names(jaxpr)
+    kept = {
+        var: name
+        for var, name, gone in zip(plain.invars, names, donated, strict=False)
+        if not gone and _bytes(var) >= least_bytes
+    }
+    return Facts(
+        recomputed=_recomputed(plain), copied=tuple(dict.fromkeys(_copied(plain, kept)))
+    )
+
+
+def _bytes(var: Any) -> int:
+    aval = var.aval
+    return (
+        aval.size * getattr(aval.dtype, "itemsize", 0) if hasattr(aval, "size") else 0
+    )
+
+
+def _place(equation: Any) -> Place:
+    line = _jax.source_line(equation)
+    return NOWHERE if line is None else Place(line[0], line[1], line[2], 0)
+
+
+def _copied(plain: Any, kept: dict[Any, str]) -> list[CopiedUpdate]:
+    found = []
+    for equation in plain.eqns:
+        name = equation.primitive.name
+        if name in _CALLS:
+            inner = _jax.open_jaxpr(equation.params["jaxpr"])
+            passed = {
+                inside: kept[outside]
+                for outside, inside in zip(equation.invars, inner.invars, strict=False)
+                if isinstance(outside, _jax.Var) and outside in kept
+            }
+            found += _copied(inner, passed)
+        elif name.startswith(_UPDATES):
+            target = equation.invars[0]
+            if isinstance(target, _jax.Var) and target in kept:
+                found.append(
+                    CopiedUpdate(
+                        place=_place(equation),
+                        argument=kept[target],
+                        bytes=_bytes(target),
+                    )
+                )
+    return found
+
+
+def _inside(jaxpr: Any) -> list[Any]:
+    return list(_jax.open_jaxpr(jaxpr).eqns)
+
+
+def _placed(equations: list[Any]) -> Place:
+    """The line of the first that has one: what JAX derives by itself has none."""
+    places = (_place(equation) for equation in equations)
+    return next((place for place in places if place.line), NOWHERE)
+
+
+def _recomputed(plain: Any) -> Place | None:
+    """The line of `jax.checkpoint`, where it says to compute again in the backward."""
+    for equation in plain.eqns:
+        if equation.primitive.name in ("checkpoint", "remat2"):
+            if equation.params.get("differentiated"):
+                return _placed([equation, *_inside(equation.params["jaxpr"])])
+            continue
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+            opened = _jax.open_jaxpr(inner) if hasattr(inner, "eqns") else None
+            if opened is not None and (found := _recomputed(opened)) is not None:
+                return found
+    return None

@@ -1,0 +1,76 @@
+"""Findings about memory that grows, and time spent on waiting for input; no JAX."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from .._records._audit import Finding, Recording, Sample
+from .._units import format_bytes
+from .._where import Place
+from ._steps import Steps
+from ._transfers import finding
+
+_FEW_STEPS = 4
+# A few scalars a step are a history of losses.
+_SMALL_BYTES = 4096
+# Below both, waiting is what any loop in Python does between two calls.
+_STARVED_SECONDS, _STARVED_SHARE = 1e-3, 0.2
+
+
+def growth(recording: Recording, steps: Steps) -> Iterator[Finding]:
+    """Arrays of all steps that are alive at the end, by the line that made them."""
+    found: dict[Place, list[tuple[int, int]]] = defaultdict(list)
+    for array in recording.alive:
+        event = steps.events[array.event]
+        step = steps.step_of(array.event)
+        if step >= 0:
+            found[event.place].append((step, array.bytes))
+    for place, pairs in found.items():
+        made_in = {step for step, _ in pairs}
+        size = round(sum(size for _, size in pairs) / max(len(made_in), 1))
+        many = len(made_in) >= max(_FEW_STEPS, 0.8 * (steps.count - 1))
+        if many and size >= _SMALL_BYTES:
+            yield finding(
+                "growing-memory",
+                place,
+                f"{format_bytes(size)} that this line makes in a step are still alive "
+                f"at the end, of {len(made_in)} steps",
+                "Keep numbers instead of arrays (a running mean on the device), or "
+                "bring old ones to the host every so many steps: jax.device_get(...).",
+                count=len(pairs) / len(made_in),
+                bytes=size,
+            )
+
+
+def starvation(samples: tuple[Sample, ...], steps: Steps) -> Iterator[Finding]:
+    """Lines of the loop on which the device is idle and the program not in JAX."""
+    moments = [steps.events[start].at for start in steps.starts]
+    if len(moments) < 3:
+        return
+    span = moments[-1] - moments[0]
+    calls = {event.place[:2] for _, _, event in steps.inside() if event.what == "call"}
+    found: dict[Place, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        # A library's work around the call, such as taking a model apart, is no input.
+        if sample.places[0][:2] in calls:
+            continue
+        if moments[0] <= sample.at <= moments[-1]:
+            for place in sample.places:
+                if place[2:] == steps.place[2:] and place.file == steps.place.file:
+                    found[place].append(sample)
+                    break
+    for place, group in found.items():
+        seconds = sum(sample.seconds for sample in group)
+        each = seconds / (len(moments) - 1)
+        steps_hit = {sum(moment <= sample.at for moment in moments) for sample in group}
+        regular = 2 * len(steps_hit) >= len(moments) - 1
+        if regular and each >= _STARVED_SECONDS and seconds >= _STARVED_SHARE * span:
+            yield finding(
+                "starved-device",
+                place,
+                f"the device is idle while this line runs, {seconds / span:.0%} of the "
+                "time",
+                "Load and place batches ahead of use: for batch in "
+                "stowax.prefetch(batches): …",
+                count=1,
+                seconds=each,
+            )

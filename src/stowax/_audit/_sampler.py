@@ -1,0 +1,72 @@
+"""Where the loop's thread stands while the device has nothing to do.
+
+A thread looks every few milliseconds. What it finds outside of JAX, with the newest
+result ready, is time in which the device could have worked.
+"""
+
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from .._records._audit import Sample
+from .._where import Place, is_jax, is_users
+
+_EVERY_SECONDS = 0.004
+_DEPTH = 40
+
+
+class Sampler:
+    """Samples one thread from `start` to `stop`; `newest` tells a recent result."""
+
+    def __init__(self, thread: int, newest: Any):
+        self.samples: list[Sample] = []
+        self._thread, self._newest = thread, newest
+        self._over = threading.Event()
+        self._sampler = threading.Thread(
+            target=self._run, name="stowax-audit", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._sampler.start()
+
+    def stop(self) -> None:
+        """Ends; the samples are complete."""
+        self._over.set()
+        self._sampler.join()
+
+    def _run(self) -> None:
+        before = time.perf_counter()
+        while not self._over.wait(_EVERY_SECONDS):
+            now = time.perf_counter()
+            places = _places(sys._current_frames().get(self._thread))
+            if places and _is_idle(self._newest()):
+                self.samples.append(Sample(now, now - before, places))
+            before = now
+
+
+def _places(frame: FrameType | None) -> tuple[Place, ...]:
+    """The user's lines on the stack; none where JAX, or an audit, is at work."""
+    found = []
+    for _ in range(_DEPTH):
+        if frame is None:
+            break
+        code = frame.f_code
+        if is_jax(code):
+            return ()
+        if is_users(code):
+            line = frame.f_lineno or 0
+            found.append(
+                Place(code.co_filename, line, code.co_name, code.co_firstlineno)
+            )
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _is_idle(newest: Any) -> bool:
+    try:
+        return newest is not None and newest.is_ready()
+    except RuntimeError:  # deleted meanwhile: the next step was dispatched
+        return False

@@ -1,0 +1,1 @@
+"""Measuring what an attached machine reaches."""

@@ -1,0 +1,1 @@
+"""The `stowax` command, its subcommands and its demo."""

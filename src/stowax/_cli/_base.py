@@ -1,0 +1,89 @@
+"""What every command of `stowax` shares: exit codes, errors in one line, options.
+
+A command is a function that returns its exit code. The guard around it turns what goes
+wrong into one message on stderr, with the arguments named as they are typed.
+"""
+
+import functools
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import click
+
+from .._errors import ArgumentError, StowaxError
+from .._streams import use_cpu_where_nothing_else_is
+from ._user_file import where_it_failed
+
+FINE, FOUND, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
+
+
+def progress_to_stderr() -> Callable[[str], None]:
+    """What prints a line of progress, faintly, where no result is."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    return lambda line: console.print(line, style="dim")
+
+
+def _fail(message: str, error: BaseException, whole: bool) -> NoReturn:
+    if whole:
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    click.echo(f"error: {message}", err=True)
+    raise click.exceptions.Exit(COULD_NOT_RUN)
+
+
+def command(run: Callable[..., int]) -> Callable[..., None]:
+    """A command that returns its exit code and fails with one clear message."""
+
+    @click.option(
+        "--traceback",
+        "whole",
+        is_flag=True,
+        help="Show the whole traceback of an error.",
+    )
+    @functools.wraps(run)
+    def guarded(*args: Any, whole: bool, **options: Any) -> None:
+        use_cpu_where_nothing_else_is()
+        try:
+            code = run(*args, **options)
+        except StowaxError as error:
+            _fail(_named_as_typed(error), error, whole)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except click.exceptions.ClickException:
+            raise
+        except Exception as error:
+            hint = "" if whole else "\nThe whole traceback: --traceback"
+            _fail(where_it_failed(error) + hint, error, whole)
+        raise click.exceptions.Exit(code)
+
+    return guarded
+
+
+def _named_as_typed(error: StowaxError) -> str:
+    """The message, the argument named as it is typed here: `--host-budget`."""
+    options = (
+        "budget",
+        "host_budget",
+        "target",
+        "pin",
+        "forbid",
+        "steps",
+        "allow",
+        "reference",
+    )
+    if isinstance(error, ArgumentError) and error.argument in options:
+        option = f"--{error.argument.replace('_', '-')}"
+        return f"{option}: got {error.got}. {error.instead}"
+    return str(error)
+
+
+function_argument = click.argument("where", metavar="FILE.py:FUNCTION")
+target_option = click.option(
+    "--target",
+    metavar="NAME",
+    help="Machine, such as v5p-8 (default: the attached one).",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

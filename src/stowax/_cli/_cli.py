@@ -1,0 +1,289 @@
+"""The `stowax` command: plan, inspect, verify, audit, calibrate, targets, demo.
+
+The result goes to stdout and everything else to stderr, so that `--json` can be piped:
+while the user's file runs and the solver works, file descriptor 1 itself points to
+stderr, because compilers and solvers print from C. Exit codes: 0 fine, 1 ran and found
+a problem (the plan does not fit, the program has hazards, the planned step is wrong), 2
+could not run.
+
+Finding the user's function, and saying what went wrong in it, is `_user_file`'s work.
+"""
+
+import io
+import json
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from .._errors import ArgumentError
+from .._files import check_writable
+from .._records._stages import DECISIONS
+from .._streams import only_result_on_stdout
+from ._audit import audit
+from ._base import (
+    FINE,
+    FOUND,
+    command,
+    function_argument,
+    json_option,
+    progress_to_stderr,
+    target_option,
+)
+from ._calibrate import calibrate
+from ._inspect import inspect
+from ._user_file import load_step
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 88}
+
+
+@click.group(context_settings=_SETTINGS)
+@click.version_option(package_name="stowax", prog_name="stowax")
+def main() -> None:
+    """Plan where the arrays of a JAX training step go: device, host, or nowhere.
+
+    \b
+    Examples:
+      stowax demo
+      stowax targets
+      stowax calibrate
+      stowax plan train.py:make --budget 16GiB --target v5p-8 -o plan.json
+      stowax inspect train.py:make plan.json
+      stowax verify train.py:make plan.json
+      stowax audit train.py
+
+    In FILE.py:FUNCTION the function takes no argument and returns (step, args): the
+    training step, and a tuple of its arguments, arrays or jax.ShapeDtypeStruct.
+
+    Exit code: 0 fine, 1 ran and found a problem, 2 could not run.
+    """  # noqa: D301
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that has no × shows ? instead of a traceback.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
+    pins = {}
+    for text in texts:
+        pattern, equals, decision = text.rpartition("=")
+        if not equals or not pattern or decision not in DECISIONS:
+            raise ArgumentError(
+                "--pin",
+                repr(text),
+                "Write PATTERN=DECISION, such as '*attention*=keep'; DECISION is one "
+                f"of {', '.join(DECISIONS)}.",
+            )
+        pins[pattern] = decision
+    return pins or None
+
+
+@main.command(short_help="Decide what is kept, offloaded and recomputed.")
+@function_argument
+@click.option(
+    "--budget", metavar="BYTES", help="Device memory per device, such as 16GiB."
+)
+@click.option("--host-budget", metavar="BYTES", help="Host memory per device.")
+@target_option
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="PATTERN=DECISION",
+    help="Decide for matching values, such as '*attention*=keep'. Repeatable.",
+)
+@click.option(
+    "--forbid",
+    multiple=True,
+    metavar="DECISION[:PATTERN]",
+    help="Do not offload, or recompute, at all or what matches. Repeatable.",
+)
+@click.option(
+    "--keep-checkpoint",
+    is_flag=True,
+    help="Leave jax.checkpoint in the model as it is.",
+)
+@click.option(
+    "--compiles",
+    type=int,
+    default=4,
+    metavar="N",
+    help="Programs compiled at most (default: 4); more find faster plans.",
+)
+@click.option("-o", "output", metavar="PLAN.json", help="Save the plan.")
+@json_option
+@command
+def plan(
+    where: str,
+    budget: str | None,
+    host_budget: str | None,
+    target: str | None,
+    pins: tuple[str, ...],
+    forbid: tuple[str, ...],
+    keep_checkpoint: bool,
+    compiles: int,
+    output: str | None,
+    as_json: bool,
+) -> int:
+    """Decide what stays on the device, what goes to the host, what is computed again.
+
+    Prints the plan. The exit code is 1 where it does not fit the budget.
+
+    \b
+    Examples:
+      stowax plan train.py:make --budget 16GiB
+      stowax plan train.py:make --target v5p-8 -o plan.json
+      stowax plan train.py:make --target h200 --budget 80GiB --host-budget 200GiB
+      stowax plan train.py:make --pin '*attention*=keep' --forbid offload --json
+    """  # noqa: D301
+    import stowax
+
+    pinned = _pins(pins)
+    if output is not None:
+        check_writable(output, "-o")
+    with only_result_on_stdout():
+        step, args = load_step(where)
+        made = stowax.plan(
+            step,
+            *args,
+            budget=budget,
+            host_budget=host_budget,
+            target=target,
+            pin=pinned,
+            forbid=forbid,
+            keep_checkpoint=keep_checkpoint,
+            compiles=compiles,
+            progress=progress_to_stderr(),
+        )
+        if output is not None:
+            made.save(output)
+            click.echo(f"saved {output}", err=True)
+        text = json.dumps(made.to_json(), indent=1) if as_json else str(made)
+    click.echo(text)
+    return FINE if made.fits else FOUND
+
+
+main.add_command(inspect)
+main.add_command(audit)
+main.add_command(calibrate)
+
+
+@main.command(short_help="Run a step with its plan and without, and compare.")
+@function_argument
+@click.argument("plan_path", metavar="PLAN.json")
+@click.option(
+    "--steps", type=int, default=10, metavar="N", help="Steps in a row (default: 10)."
+)
+@click.option(
+    "--reference",
+    default="device",
+    metavar="device|cpu",
+    help="What runs the plain step; cpu where it does not fit on the device.",
+)
+@json_option
+@command
+def verify(
+    where: str, plan_path: str, steps: int, reference: Any, as_json: bool
+) -> int:
+    """Run the step with PLAN.json and without it, and compare everything it returns.
+
+    To be run before a long training run, on the machine that is to do it. FUNCTION has
+    to return arrays, with numbers in them. The exit code is 1 where the two differ by
+    more than rounding; then the decision to blame is looked for.
+
+    \b
+    Examples:
+      stowax verify train.py:make plan.json
+      stowax verify train.py:make plan.json --steps 20 --reference cpu
+      stowax verify train.py:make plan.json --json
+    """  # noqa: D301
+    import stowax
+
+    with only_result_on_stdout():
+        made = stowax.load_plan(plan_path)
+        step, args = load_step(where)
+        found = stowax.verify(
+            step,
+            made,
+            *args,
+            steps=steps,
+            reference=reference,
+            progress=progress_to_stderr(),
+        )
+        text = found.to_json() if as_json else str(found)
+    click.echo(text)
+    return FINE if found.passed else FOUND
+
+
+@main.command(short_help="List the machines that can be planned for.")
+@click.argument("name", required=False)
+@json_option
+@command
+def targets(name: str | None, as_json: bool) -> int:
+    """List the machines that can be planned for, with their figures and sources.
+
+    With NAME, every figure of that one machine.
+
+    \b
+    Examples:
+      stowax targets
+      stowax targets v5p-8
+      stowax targets --json
+    """  # noqa: D301
+    from .._target._target import targets_table
+    from ..report import target_text, targets_text
+
+    with only_result_on_stdout():
+        rows = targets_table()
+        if name is not None:
+            rows = [row for row in rows if name in row.names] or _no_target(name, rows)
+        if as_json:
+            text = json.dumps([_row_as_json(row) for row in rows], indent=1)
+        else:
+            text = targets_text(rows) if name is None else target_text(rows[0])
+    click.echo(text)
+    return FINE
+
+
+def _no_target(name: str, rows: list[Any]) -> NoReturn:
+    import difflib
+
+    known = [known for row in rows for known in row.names]
+    near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
+    instead = f"Nearest names: {', '.join(near)}." if near else "See: stowax targets"
+    raise ArgumentError("NAME", repr(name), instead)
+
+
+def _row_as_json(row: Any) -> dict[str, Any]:
+    import dataclasses
+
+    figures = {name: dataclasses.asdict(f) for name, f in row.chip.figures()}
+    return {
+        "chip": row.chip.key,
+        "title": row.chip.title,
+        "platform": row.chip.platform,
+        "names": list(row.names),
+        "attached": row.attached,
+        "chips_per_host": row.chip.chips_per_host,
+        "devices_per_chip": row.chip.devices_per_chip,
+        "figures": figures,
+        "measured": {name: found.to_json() for name, found in row.measured},
+        "notes": row.notes,
+    }
+
+
+@main.command(short_help="Train and plan a small GPT.")
+@command
+def demo() -> int:
+    """Train a small GPT plain and under a plan, then plan a large one.
+
+    Takes under four minutes on two cores. It needs the extra [demo]; planning for the
+    TPU and the GPU needs [tpu] and [cuda], and is skipped, and said so, without.
+
+    \b
+    Example:
+      stowax demo
+    """  # noqa: D301
+    from ._demo import run_demo
+
+    return run_demo(click.echo, progress_to_stderr())

@@ -1,0 +1,1 @@
+"""What operations take on a chip, from their jaxprs: operations, bytes, seconds."""

@@ -1,0 +1,1 @@
+"""A compiled program, read: XLA's messages, loops, copies, buffers; no JAX."""

@@ -1,0 +1,1 @@
+"""What a compiled program really does, beside what its step asked for."""

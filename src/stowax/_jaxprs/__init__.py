@@ -1,0 +1,1 @@
+"""Reading and running jaxprs: what repeats in them, and what depends on what."""

@@ -1,0 +1,83 @@
+"""Host memory for a stack's offloaded values: a slot per layer, written in place.
+
+A buffer of `count` slots lies in host memory and travels in the carry of the forward
+scan; each iteration updates one slot of it. XLA turns the update into an asynchronous
+copy into place. Values that come out of a scan stacked would become the same copies,
+but without their names: the scope around an explicit update survives into the compiled
+program, and so every planned copy can be looked for there.
+
+The buffer is of host memory from the start, by its type: zeros that are moved there
+would exist on the device first, and of `jax.lax.empty` a GPU's partitioner makes the
+whole on every device of a mesh. Kept values have such buffers on the device
+(`empty_layers`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from .. import _jax
+
+
+def to_host(value: Any) -> Any:
+    """The value in host memory, sharded as it was."""
+    return jax.device_put(value, jax.memory.Space.Host)
+
+
+def to_device(value: Any) -> Any:
+    """The value in device memory, sharded as it was."""
+    return jax.device_put(value, jax.memory.Space.Device)
+
+
+def empty_layers(count: int, aval: Any) -> Any:
+    """Device memory for `count` values of one type; what it holds is not defined."""
+    return empty_array((count, *aval.shape), aval)
+
+
+def empty_array(shape: Sequence[int], aval: Any) -> Any:
+    """Device memory of a shape, for what is made of values of the type `aval`.
+
+    What it holds is not defined. A GPU would write zeros, a pass over memory that
+    `jax.lax.empty` spares it. Under a mesh it has to be zeros all the same: a GPU's
+    partitioner allocates that whole on every device, and zeros only each one's part.
+    """
+    if aval.sharding.mesh.size > 1:
+        return jax.lax.full(tuple(shape), 0, aval.dtype)
+    return jax.lax.empty(tuple(shape), aval.dtype)
+
+
+def write_layer(layers: Any, value: Any, layer: Any) -> Any:
+    """`layers` with `value` in the place of `layer`."""
+    return jax.lax.dynamic_update_index_in_dim(layers, value, layer, 0)
+
+
+def empty_slots(count: int, aval: Any) -> Any:
+    """Host memory for `count` values of one type; what it holds is not defined."""
+    return _jax.empty_on_host((count, *aval.shape), aval.dtype)
+
+
+def write_slot(slots: Any, value: Any, layer: Any, scope: str) -> Any:
+    """`slots` with `value` in the place of `layer`; the copy is named `scope`."""
+    with jax.named_scope(scope):
+        return jax.lax.dynamic_update_index_in_dim(slots, to_host(value), layer, 0)
+
+
+def read_slot(slots: Any, layer: Any, scope: str) -> Any:
+    """What the slot of `layer` holds, on the device; the copy is named `scope`."""
+    with jax.named_scope(scope):
+        slot = jax.lax.dynamic_index_in_dim(slots, layer, 0, keepdims=False)
+        return to_device(slot)
+
+
+def staged(value: Any, layer: Any) -> Any:
+    """The same bits in a buffer of their own.
+
+    A carried value's buffer is the next iteration's as well: a copy that reads it would
+    have to end before that value is made. Moving it aside costs a pass over device
+    memory, and gives the copy the whole iteration. The predicate is always true; the
+    compiler cannot know, so the move stays.
+    """
+    return jax.lax.select(
+        jax.lax.broadcast(layer >= 0, value.shape), value, jax.lax.full_like(value, 0)
+    )

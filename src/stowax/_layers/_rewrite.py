@@ -1,0 +1,358 @@
+"""A marked function, evaluated with its repeated layers as stacks.
+
+While a plan is made or applied, calls of marked functions come here (`_mark.handling`).
+The function is traced to a jaxpr; its scans and the repeating blocks of its unrolled
+loops become `Stack`s, which run through `_pipeline.run_stack`; everything else runs as
+written, `jax.checkpoint` calls without a loop inside included.
+
+A call is known by the digest of its program, not by its place in the step: a loss that
+is traced twice (gradient accumulation under a scan, say) is one call with one set of
+stacks.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .. import _jax
+from .._jaxprs._jaxpr import Program, bind, evaluate, inline, spec_of, trace
+from .._jaxprs._repeats import Repeat, find_repeats
+from ._boundary import Boundary
+from ._calls import Call, name_of, trace_call
+from ._objects import without_objects
+from ._pipeline import Choose, Stack, run_stack
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How marked functions are read.
+
+    `keep_checkpoint` leaves the user's own `jax.checkpoint` calls inside repeated
+    bodies as they are; `roll` looks for the repeating blocks of unrolled loops;
+    `row_major` fixes how stored values lie in memory (see `Stack.lay_out`).
+    """
+
+    keep_checkpoint: bool = False
+    roll: bool = True
+    row_major: bool = False
+
+
+class Rewriter:
+    """The handler of marked calls: finds the stacks and runs them as `choose` says.
+
+    `prepare` sees each call's inputs before they are used and may replace them (the
+    trace of a step marks them, to see later where they came from). With `label`, the
+    operations of every body run under a named scope each (see `_pipeline.scope_name`);
+    with a `boundary`, the loops of the stacks can be found again (see `_boundary`).
+    """
+
+    def __init__(
+        self,
+        choose: Choose,
+        options: Options,
+        prepare: Callable[[Call], Sequence[Any]] = lambda call: call.inputs,
+        *,
+        label: bool = False,
+        boundary: Boundary = None,
+    ):
+        self.choose, self.options, self.prepare = choose, options, prepare
+        self.label, self.boundary = label, boundary
+        self.calls: dict[str, str] = {}
+        # Inside of a marked function a mark adds nothing: its layers are found already.
+        self.tracing = False
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if self.tracing:
+            return function(*args, **kwargs)
+        with without_objects(function, args, kwargs) as pure:
+            self.tracing = True
+            try:
+                call = trace_call(
+                    pure.function,
+                    pure.given,
+                    name_of(function),
+                    keep_checkpoint=self.options.keep_checkpoint,
+                )
+            finally:
+                self.tracing = False
+            out = call.map_batch(self.run) if _jax.under_vmap() else self.run(call)
+            return pure.finish(call.assemble(out))
+
+    def run(self, call: Call) -> list[Any]:
+        """The outputs of a call, its stacks run as `choose` says."""
+        self.calls[call.key] = call.name
+        inputs = self.prepare(call)
+        return run_call(
+            call,
+            inputs,
+            self.choose,
+            self.options,
+            label=self.label,
+            boundary=self.boundary,
+        )
+
+
+def run_call(
+    call: Call,
+    inputs: Sequence[Any],
+    choose: Choose,
+    options: Options,
+    *,
+    label: bool = False,
+    boundary: Boundary = None,
+) -> list[Any]:
+    """Evaluates a call with its stacks run through the pipeline."""
+    program = call.program
+    env = dict(enumerate(inputs))
+
+    runner = functools.partial(
+        run_stack,
+        choose=choose,
+        keep_checkpoint=lambda equation: options.keep_checkpoint,
+        row_major=options.row_major,
+        label=label,
+        boundary=boundary,
+    )
+
+    for unit in _ordered_units(call, options):
+        if isinstance(unit, int):
+            node = program.nodes[unit]
+            out = bind(node.equation, _read(program, unit, env))
+            env.update(zip(node.outputs, out, strict=True))
+        else:
+            unit.run(program, env, runner)
+    return program.read_outputs(env, len(program.outputs))
+
+
+def _ordered_units(call: Call, options: Options) -> list[Any]:
+    """The call as single nodes and stacks, in an order in which they can run.
+
+    Blocks of an unrolled loop run together, so what they read must come first, and what
+    reads them later; a loop whose blocks cannot be brought together (something outside
+    reads one block and feeds a later one) stays as it is written.
+    """
+    program = call.program
+    repeats = find_repeats(program.jaxpr) if options.roll else ()
+    repeats = tuple(r for r in repeats if not _is_loop_of_scans(program, r))
+    while True:
+        stacks = _stack_units(call, repeats)
+        try:
+            return _topological(program, stacks)
+        except _Entangled as entangled:
+            repeats = tuple(r for r in repeats if r is not entangled.repeat)
+
+
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+
+
+def _is_loop_of_scans(program: Program, repeat: Repeat) -> bool:
+    """Whether the layers of a repeat are rather those of the scan in every block.
+
+    Two scanned models one after the other repeat, too. A block is taken for a model
+    if a scan of at least as many trips as there are blocks does all of its products.
+    """
+    equations = [program.nodes[k].equation for k in repeat.blocks[0]]
+    outside = {e.primitive.name for e in equations}
+    return _PRODUCTS.isdisjoint(outside) and any(
+        e.primitive.name == "scan"
+        and e.params["length"] >= repeat.count
+        and _holds_product(e.params["jaxpr"])
+        for e in equations
+    )
+
+
+def _holds_product(jaxpr: Any) -> bool:
+    equations = Program(inline(jaxpr)).nodes
+    return any(n.equation.primitive.name in _PRODUCTS for n in equations)
+
+
+def _stack_units(call: Call, repeats: Sequence[Repeat]) -> list[Any]:
+    rolled = {k for r in repeats for block in r.blocks for k in block}
+    found: list[tuple[int, Any]] = [(r.blocks[0][0], r) for r in repeats]
+    for position, node in enumerate(call.program.nodes):
+        equation = node.equation
+        if equation.primitive.name != "scan" or position in rolled:
+            continue
+        if equation.params["length"] > 1 and not equation.params["jaxpr"].effects:
+            found.append((position, position))
+    units = []
+    for number, (_, what) in enumerate(sorted(found, key=lambda f: f[0])):
+        name = f"{call.key[:8]}.{number}"
+        units.append(
+            _ScanUnit(name=name, position=what)
+            if isinstance(what, int)
+            else _LoopUnit(name=name, repeat=what)
+        )
+    return units
+
+
+class _Entangled(Exception):
+    """A loop whose blocks cannot run together."""
+
+    def __init__(self, repeat: Repeat):
+        super().__init__()
+        self.repeat = repeat
+
+
+def _topological(program: Program, stacks: Sequence[Any]) -> list[Any]:
+    owner: dict[int, Any] = {k: unit for unit in stacks for k in unit.positions}
+    order: list[Any] = []
+    state: dict[Any, str] = {}
+    for position in range(len(program.nodes)):
+        pending = [owner.get(position, position)]
+        while pending:
+            unit = pending[-1]
+            key = unit if isinstance(unit, int) else unit.name
+            if state.get(key) == "done":
+                pending.pop()
+                continue
+            waiting = [
+                other
+                for other in _needs(program, owner, unit)
+                if state.get(other if isinstance(other, int) else other.name) != "done"
+            ]
+            if not waiting:
+                state[key] = "done"
+                order.append(unit)
+                pending.pop()
+                continue
+            if any(other in pending for other in waiting):
+                loops = [u for u in pending if isinstance(u, _LoopUnit)]
+                raise _Entangled(loops[-1].repeat)
+            state[key] = "open"
+            pending.extend(waiting)
+    return order
+
+
+def _needs(program: Program, owner: Mapping[int, Any], unit: Any) -> list[Any]:
+    """The units that make what `unit` reads."""
+    positions = (unit,) if isinstance(unit, int) else unit.positions
+    needs = []
+    for position in positions:
+        for number in program.nodes[position].inputs:
+            maker = program.maker.get(number) if number is not None else None
+            if maker is None:
+                continue
+            other = owner.get(maker, maker)
+            if other is not unit and other not in needs:
+                needs.append(other)
+    return needs
+
+
+def _source(equation: Any) -> str:
+    where = _jax.source_line(equation)
+    return f"{where[0]}:{where[1]}" if where else "unknown source"
+
+
+def _read(program: Program, position: int, env: Mapping[int, Any]) -> list[Any]:
+    node = program.nodes[position]
+    return [
+        atom.val if number is None else env[number]
+        for number, atom in zip(node.inputs, node.equation.invars, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _ScanUnit:
+    """A scan of the user's as one unit of a call."""
+
+    name: str
+    position: int
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return (self.position,)
+
+    def run(
+        self, program: Program, env: dict[int, Any], runner: Callable[..., Any]
+    ) -> None:
+        node = program.nodes[self.position]
+        params = node.equation.params
+        consts, carried = _jax.scan_counts(node.equation)
+        stack = Stack(
+            name=self.name,
+            source=_source(node.equation),
+            count=params["length"],
+            body=params["jaxpr"],
+            const_count=consts,
+            carry_count=carried,
+            reverse=params["reverse"],
+        )
+        values = _read(program, self.position, env)
+        a, b = stack.const_count, stack.const_count + stack.carry_count
+        with _jax.source_of(node.equation):
+            carry, ys, passed = runner(stack, values[:a], values[a:b], values[b:])
+        env.update(zip(node.outputs, [*carry, *ys], strict=True))
+        for number, value in zip(node.inputs[:a], passed, strict=True):
+            if number is not None:
+                env[number] = value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _LoopUnit:
+    """The repeating blocks of an unrolled loop as one unit of a call."""
+
+    name: str
+    repeat: Repeat
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return tuple(itertools.chain.from_iterable(self.repeat.blocks))
+
+    def run(
+        self, program: Program, env: dict[int, Any], runner: Callable[..., Any]
+    ) -> None:
+        repeat = self.repeat
+
+        def read(atom: Any) -> Any:
+            if isinstance(atom, _jax.Literal):
+                return atom.val
+            return env[program.numbers[atom]]
+
+        first = program.nodes[repeat.blocks[0][0]].equation
+        stack = Stack(
+            name=self.name,
+            source=_source(first),
+            count=repeat.count,
+            body=_constants_first(repeat),
+            const_count=len(repeat.constants),
+            carry_count=len(repeat.carry),
+            separate=True,
+        )
+        carry, outputs, passed = runner(
+            stack,
+            [read(v) for v in repeat.constants],
+            [read(c.initial) for c in repeat.carry],
+            [[read(v) for v in layers] for layers in repeat.per_layer],
+        )
+        for constant, value in zip(repeat.constants, passed, strict=True):
+            env[program.numbers[constant]] = value
+        for handed_on, value in zip(repeat.carry, carry, strict=True):
+            env[program.numbers[handed_on.final]] = value
+        for output, values in zip(repeat.outputs, outputs, strict=True):
+            for layer, variable in enumerate(output.variables):
+                if variable is not None:
+                    env[program.numbers[variable]] = values[layer]
+
+
+def _constants_first(repeat: Repeat) -> Any:
+    """The body with its inputs in a stack's order: constants, carry, per layer."""
+    inputs = _jax.open_jaxpr(repeat.body).invars
+    carried, constant = len(repeat.carry), len(repeat.constants)
+    carry, consts = inputs[:carried], inputs[carried : carried + constant]
+    order = [*consts, *carry, *inputs[carried + constant :]]
+
+    def body(*values: Any) -> list[Any]:
+        given = dict(zip(order, values, strict=True))
+        return evaluate(
+            repeat.body, [given[v] for v in inputs], keep_checkpoint=lambda e: True
+        )
+
+    return trace(body, *[spec_of(v.aval) for v in order])

@@ -1,0 +1,79 @@
+"""A repeated body and how its values are stored: what the two passes are told.
+
+`_rewrite` finds stacks, `_pipeline` runs them, `_passes` emits their loops. What the
+numbers in `Stored` mean is `_linearize`'s business: they count the values of one
+layer's forward program.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .. import _jax
+from ._linearize import LinearizedBody
+
+Stored = Mapping[int, str]
+"""Value number → "keep", "offload" or "offload early" (see `_pipeline`)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A body that runs `count` times, fed by its own carry.
+
+    The body's inputs are constants, carry and per-layer inputs, in this order; its
+    outputs are the carry and per-layer outputs. `separate` per-layer inputs come as one
+    array per layer (an unrolled model), others stacked along their first axis (a scan).
+    `source` says where the user wrote it. With `row_major`, stored values lie in memory
+    as their shapes say, whatever the compiler would like (see `lay_out`).
+    """
+
+    name: str
+    source: str
+    count: int
+    body: Any
+    const_count: int
+    carry_count: int
+    reverse: bool = False
+    separate: bool = False
+    row_major: bool = False
+
+    def lay_out(self, value: Any) -> Any:
+        """`value`, to be stored or just read, in the order in which it is stored.
+
+        The two loops are compiled one after the other. Where the forward one would
+        rather write a value transposed, and the backward one read it straight, the
+        compiler transposes the whole stack between them: both are alive then.
+        """
+        return _jax.row_major(value) if self.row_major and value.ndim > 1 else value
+
+    @property
+    def carry_inputs(self) -> range:
+        """Numbers of the body inputs that are carried."""
+        return range(self.const_count, self.const_count + self.carry_count)
+
+    @property
+    def first_layer_input(self) -> int:
+        """Number of the first of the body's per-layer inputs."""
+        return self.const_count + self.carry_count
+
+
+Choose = Callable[[Stack, LinearizedBody], Stored]
+"""Decides what is stored, once the differentiated inputs are known."""
+
+
+LOOP_SCOPE = "stowax.layers"
+"""Named scope of every loop over layers."""
+
+
+def scope_name(stack: str, position: int) -> str:
+    """Named scope of the forward operation `position`, in a labelled trace."""
+    return f"stowax.value.{stack}.{position}"
+
+
+def ways(stored: Stored) -> tuple[list[int], list[int], list[int]]:
+    """The numbers of the values that are kept, offloaded late and offloaded early."""
+    keep, late, early = (
+        sorted(n for n, how in stored.items() if how == way)
+        for way in ("keep", "offload", "offload early")
+    )
+    return keep, late, early

@@ -1,0 +1,1 @@
+"""`plan`, the front door, and the `Plan` that comes out of it."""

@@ -1,0 +1,118 @@
+"""What `plan` was asked, checked before any work is done, and how it shows progress.
+
+One clear error per argument: later the same mistake would come out of JAX, the compiler
+or the solver, in words of theirs.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
+
+from .._errors import ArgumentError
+from .._target._machine import Target
+from .._units import format_bytes, parse_bytes
+
+QUIET_SECONDS = 2.0
+"""Progress is shown, by default, once planning has taken this long."""
+
+Progress = Callable[[str], None] | Literal[False] | None
+
+
+def check_kinds(
+    pin: Any, forbid: Any, donate: Any, compiler_options: Any, progress: Any
+) -> None:
+    """**Raises:** `ArgumentError` for an argument of `plan` of the wrong kind."""
+    if pin is not None and not (isinstance(pin, Mapping) and _texts(pin)):
+        raise ArgumentError(
+            "pin", f"{pin!r}", "Write a dict such as {'*attention*': 'keep'}."
+        )
+    if not isinstance(forbid, str) and not (
+        isinstance(forbid, Collection) and _texts(forbid)
+    ):
+        raise ArgumentError(
+            "forbid",
+            f"{forbid!r}",
+            "Write decisions such as ('offload', 'recompute:*attention*').",
+        )
+    if donate not in (None, True, False):
+        raise ArgumentError(
+            "donate",
+            f"{donate!r}",
+            "Write True, False, or None for where the memory is needed; which "
+            "arguments are state is found by itself.",
+        )
+    if compiler_options is not None and not (
+        isinstance(compiler_options, Mapping) and _texts(compiler_options)
+    ):
+        raise ArgumentError(
+            "compiler_options",
+            f"{compiler_options!r}",
+            "Write a dict of XLA's options, names without dashes in front.",
+        )
+    if progress not in (None, False) and not callable(progress):
+        raise ArgumentError(
+            "progress",
+            f"{progress!r}",
+            "Write a function of one text, False for silence, or leave it out.",
+        )
+
+
+def check_compiles(compiles: Any, least: int) -> None:
+    """**Raises:** `ArgumentError` for anything but a number from `least` on."""
+    if type(compiles) is not int or compiles < least:
+        raise ArgumentError(
+            "compiles",
+            f"{compiles!r}",
+            f"Write how many programs may be compiled, {least} or more.",
+        )
+
+
+def _texts(items: Collection[Any]) -> bool:
+    return all(isinstance(item, str) for item in items)
+
+
+def device_budget(given: int | str | None, machine: Target) -> int:
+    """Bytes per device that a plan may use; by default what the target has."""
+    if given is None:
+        return machine.device_bytes
+    amount = parse_bytes(given, "budget")
+    if amount > machine.memory_bytes:
+        most = format_bytes(machine.memory_bytes)
+        raise ArgumentError(
+            "budget",
+            f"{given!r}, more than the {most} that a device of {machine.name} has",
+            f"Write at most {most!r}, or leave it out for all of it.",
+        )
+    return amount
+
+
+def host_budget(given: int | str | None, machine: Target) -> int:
+    """Bytes of host memory per device that a plan may use."""
+    if given is None:
+        return machine.host_bytes
+    if not isinstance(given, bool) and given == 0:
+        raise ArgumentError(
+            "host_budget",
+            "0",
+            "To leave the host alone write forbid=('offload',).",
+        )
+    return parse_bytes(given, "host_budget")
+
+
+def sayer(progress: Progress, started: float) -> Callable[[str], None]:
+    """Where lines of progress go: by default standard error, once it takes a while."""
+    if progress is False:
+        return lambda line: None
+    if progress is not None:
+        return progress
+    waiting: list[str] = []
+
+    def say(line: str) -> None:
+        waiting.append(line)
+        if time.perf_counter() - started > QUIET_SECONDS:
+            for text in waiting:
+                print(f"stowax: {text}", file=sys.stderr, flush=True)  # noqa: T201
+            waiting.clear()
+
+    return say

@@ -1,0 +1,277 @@
+"""Liveness in the blocks of a flattened program: buffers, and what is alive when.
+
+`BlockWalk(flat, rules, block, slots).peak()` is what `_predict` asks of the entry, and
+what the walk asks itself of every loop body and branch. Which values have buffers at
+all is decided in `_fusion`; here they share them and are counted.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from .._records._lowered import TensorValue
+from ._flatten import Block, Flat, Node, reads
+from ._fusion import ELEMENTWISE, Fusion, Rules, short_name
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Slot:
+    """A buffer that exists outside of the block and takes the block's result `number`.
+
+    `argument` is the value that is in it at the start, if any.
+    """
+
+    argument: int | None
+    number: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Buffer:
+    """Bytes alive from operation `start` to operation `end`, both included."""
+
+    bytes: int
+    start: int
+    end: int
+    host: bool
+    outside: bool = False
+
+
+def _narrowed(body: Block, flat: Flat) -> Iterator[tuple[int, TensorValue]]:
+    """Stacks from outside whose slices the body only reads in a narrower type."""
+    captured = body.captured() - flat.host
+    users: dict[int, list[Node]] = {}
+    for node in body.nodes:
+        for n in reads(node):
+            users.setdefault(n, []).append(node)
+    for node in body.nodes:
+        if short_name(node.name) != "dynamic_slice" or node.operands[0] not in captured:
+            continue
+        readers = users.get(node.results[0], [])
+        narrow = [flat.values[r.results[0]] for r in readers]
+        if (
+            readers
+            and all(short_name(r.name) == "convert" for r in readers)
+            and narrow[0].item_bytes < flat.values[node.operands[0]].item_bytes
+        ):
+            yield node.operands[0], narrow[0]
+
+
+class BlockWalk:
+    """One block: its buffers, from when to when they live, and the most at once.
+
+    `peak` fills `alive`: the bytes on the device while each operation runs.
+    """
+
+    def __init__(self, flat: Flat, rules: Rules, block: Block, slots: Sequence[Slot]):
+        self.flat, self.rules, self.block = flat, rules, block
+        self.nodes = block.nodes
+        self.fusion = Fusion(flat, rules, block)
+        self.size = self.fusion.size
+        self.last, self.end = self.fusion.last, self.fusion.end
+        self.buffer_of: dict[int, _Buffer] = {}
+        self.buffers: list[_Buffer] = []
+        self.counted_again = 0
+        self.alive: list[int] = []
+        self.assign(slots)
+
+    # Which values share a buffer.
+
+    def assign(self, slots: Sequence[Slot]) -> None:
+        # An argument that is in a slot: the walk ends its first life at its last read.
+        held: dict[int, _Buffer] = {}
+        for slot in slots:
+            if slot.argument is not None:
+                held[slot.argument] = _Buffer(
+                    bytes=self.size(slot.argument),
+                    start=-1,
+                    end=self.last.get(slot.argument, -1),
+                    host=slot.argument in self.flat.host,
+                    outside=True,
+                )
+                self.buffer_of[slot.argument] = held[slot.argument]
+        for t, node in enumerate(self.nodes):
+            for i, r in enumerate(node.results):
+                if not self.fusion.has_buffer(r):
+                    continue
+                buffer = self.shared(t, node, i, r)
+                if buffer is None:
+                    buffer = _Buffer(
+                        bytes=self.size(r),
+                        start=t,
+                        end=t,
+                        host=r in self.flat.host,
+                    )
+                    self.buffers.append(buffer)
+                buffer.end = max(buffer.end, self.last.get(r, t))
+                self.buffer_of[r] = buffer
+        self.settle(slots, held)
+        if self.rules.hoists_converts:
+            self.hoist_converts()
+        if self.rules.holds_constants:
+            self.hold_constants()
+
+    def hold_constants(self) -> None:
+        """Constants that loops read from outside, from the first loop to the last."""
+        held: dict[int, _Buffer] = {}
+        for t, node in enumerate(self.nodes):
+            if short_name(node.name) != "while":
+                continue
+            for n in node.blocks[1].captured() & self.fusion.free:
+                if n not in held:
+                    held[n] = _Buffer(bytes=self.size(n), start=t, end=t, host=False)
+                    self.buffers.append(held[n])
+                held[n].end = t
+
+    def hoist_converts(self) -> None:
+        """Narrowed copies of stacks, made before the first loop that reads them so."""
+        copies: dict[tuple[int, str], _Buffer] = {}
+        for t, node in enumerate(self.nodes):
+            if short_name(node.name) != "while":
+                continue
+            for stack, narrow in _narrowed(node.blocks[1], self.flat):
+                key = stack, narrow.dtype
+                if key not in copies:
+                    whole = self.flat.values[stack]
+                    copies[key] = _Buffer(
+                        bytes=whole.device_bytes
+                        * narrow.item_bytes
+                        // whole.item_bytes,
+                        start=t,
+                        end=t,
+                        host=False,
+                    )
+                    self.buffers.append(copies[key])
+                copies[key].end = t
+
+    def shared(self, t: int, node: Node, i: int, result: int) -> _Buffer | None:
+        """The operand's buffer that result number `i` is written to, if any."""
+        short = short_name(node.name)
+        if short in ("while", "dynamic_update_slice", "scatter"):
+            candidates = [node.operands[i]]
+        elif short in ELEMENTWISE:
+            found = [s for n in node.operands for s in sorted(self.fusion.sources[n])]
+            candidates = [s for s in found if self.same_bytes(s, result)]
+        else:
+            return None
+        for n in candidates:
+            for source in self.fusion.sources[n] if n in self.fusion.virtual else (n,):
+                buffer = self.buffer_of.get(source)
+                if (
+                    buffer is not None
+                    and buffer.end <= t
+                    and self.same_bytes(source, result)
+                    and buffer.host == (result in self.flat.host)
+                ):
+                    return buffer
+        return None
+
+    def same_bytes(self, left: int, right: int) -> bool:
+        return self.size(left) == self.size(right)
+
+    def settle(self, slots: Sequence[Slot], held: dict[int, _Buffer]) -> None:
+        """Lets results live in the slots that wait for them."""
+        for slot in slots:
+            buffer = self.buffer_of.get(self.block.results[slot.number])
+            if buffer is None or buffer.outside:
+                continue
+            if slot.argument is None:
+                buffer.outside = True
+                continue
+            old = held[slot.argument]
+            fused = short_name(self.nodes[buffer.start].name) in ELEMENTWISE
+            if old.end < buffer.start + fused:
+                buffer.outside = True
+                old.end = self.end
+
+    # What is alive when.
+
+    def peak(self) -> tuple[int, int, str, list[tuple[str, int]]]:
+        changes = [[0] * (self.end + 2) for _ in range(2)]
+        for buffer in self.buffers:
+            if not buffer.outside:
+                changes[buffer.host][buffer.start] += buffer.bytes
+                changes[buffer.host][buffer.end + 1] -= buffer.bytes
+        best, best_host, label = 0, 0, "the entry"
+        profile = []
+        live = live_host = 0
+        for t, node in enumerate(self.nodes):
+            live += changes[False][t]
+            live_host += changes[True][t]
+            inner, inner_host, inside = self.inner(node)
+            here = f"{node.scope or node.name}"
+            if short_name(node.name) == "while":
+                again = inner + self.shared_with_loop(node)
+                self.counted_again = max(self.counted_again, live + inner + again)
+            if inner or not self.fusion.virtual.issuperset(node.results):
+                profile.append((here, live + inner))
+            self.alive.append(live + inner)
+            if live + inner > best:
+                best, label = live + inner, f"{here}: {inside}" if inside else here
+            best_host = max(best_host, live_host + inner_host)
+        return best, best_host, label, profile
+
+    def shared_with_loop(self, loop: Node) -> int:
+        """The lesser of what a loop accumulates and what it reads of temporaries."""
+
+        def in_temporaries(numbers: Iterable[int]) -> int:
+            buffers = {id(b): b for n in numbers if (b := self.buffer_of.get(n))}
+            return sum(b.bytes for b in buffers.values() if not (b.outside or b.host))
+
+        read = in_temporaries(loop.blocks[1].captured())
+        return min(read, in_temporaries(loop.results))
+
+    def walk(
+        self, block: Block, slots: Sequence[Slot]
+    ) -> tuple[int, int, str, list[tuple[str, int]]]:
+        return BlockWalk(self.flat, self.rules, block, slots).peak()
+
+    def inner(self, node: Node) -> tuple[int, int, str]:
+        """What an operation needs while it runs, beyond operands and results."""
+        if short_name(node.name) == "while":
+            _, body = node.blocks
+            slots = [
+                Slot(argument=argument, number=i)
+                for i, argument in enumerate(body.arguments)
+            ]
+            device, host, label, _ = self.walk(body, slots)
+            return device, host, label
+        device = host = 0
+        label = ""
+        for block in node.blocks:
+            slots = [Slot(argument=None, number=i) for i in range(len(block.results))]
+            one, other, where, _ = self.walk(block, slots)
+            if one > device:
+                device, label = one, where
+            host = max(host, other)
+        if short_name(node.name) == "dot_general":
+            device += self.communicated(node)
+        return device, host, label
+
+    def communicated(self, node: Node) -> int:
+        """Bytes of operands gathered, and of results not yet summed, across devices."""
+        left, right = node.seen
+        result = self.flat.values[node.results[0]]
+        if not (left.shards > 1 or right.shards > 1):
+            return 0
+        sizes = self.flat.axis_sizes
+        contracted = _axes(left, node.dimensions[2]) & _axes(right, node.dimensions[3])
+        kept = _axes(result, range(len(result.shape))) - contracted
+        extra = 0
+        for operand in (left, right):
+            usable = contracted | kept
+            own = _axes(operand, range(len(operand.shape)))
+            contracting = node.dimensions[2 if operand is left else 3]
+            lost = own - usable
+            lost |= (_axes(operand, contracting) - contracted) & own
+            if lost:
+                extra += operand.device_bytes * math.prod(sizes[a] for a in lost)
+        summed = _axes(result, range(len(result.shape))) & contracted
+        if summed:
+            extra += result.device_bytes * math.prod(sizes[a] for a in summed)
+        return extra
+
+
+def _axes(value: TensorValue, dimensions: Iterable[int]) -> set[str]:
+    if len(value.axes) != len(value.shape):
+        return set()
+    return {axis for d in dimensions for axis in value.axes[d]}

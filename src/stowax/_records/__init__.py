@@ -1,0 +1,1 @@
+"""What travels between the parts, as plain records that know no JAX."""

@@ -1,0 +1,180 @@
+"""What an inspection found, as plain records that can be printed and written as JSON.
+
+`_inspect.inspect` makes an `Inspection`; `report` prints it. No JAX in here.
+"""
+
+import dataclasses
+import json
+from typing import Any, Self
+
+from .._errors import ArgumentError
+from .._record_json import NotSuchARecord, record_of
+from .._units import format_bytes
+from ._memory import MemoryTimeline
+from ._program import CopyCheck, Transfer
+from ._timeline import Timeline
+
+INSPECTION_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes per device in one kind of memory, from XLA's buffer assignment.
+
+    `alias` is the part of the outputs that lies in donated arguments.
+    """
+
+    argument: int
+    output: int
+    alias: int
+    temp: int
+
+    @property
+    def total(self) -> int:
+        """`argument + output - alias + temp`: what the step needs while it runs."""
+        return self.argument + self.output - self.alias + self.temp
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory of a compiled program by kind."""
+
+    device: MemoryUse
+    host: MemoryUse
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hazard:
+    """Something in the compiled program that costs time or memory without a word.
+
+    `kind` is one of `HAZARD_KINDS`, `what` says what that is. `where` is the user's
+    source line and the name of the operation, as far as XLA kept them; `cost` and
+    `remedy` are sentences.
+    `instruction` is the (first) instruction in the compiled text, `count` how many
+    there are or how often it happens per step, `seconds` what it is estimated to cost
+    per step.
+    """
+
+    kind: str
+    where: str
+    cost: str
+    remedy: str
+    instruction: str
+    count: float
+    seconds: float
+    what: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Omission:
+    """What could not be read or looked for, and why: nothing is said about it."""
+
+    what: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Inspection:
+    """What a compiled program really does on one device.
+
+    `transfers` are all copies between device and host, `hazards` what a user should
+    know, worst first. `timeline` is simulated from the compiled schedule. `flops`
+    counts the device's matrix products per step. `target` is the target's name.
+    `omissions` says what this inspection says nothing about: hazards that could not be
+    looked for, parts of the program that could not be read.
+    `memory_timeline` is what lies in memory over the step, `None` where the compiler
+    did not tell (then `omissions` says so).
+    `copies` sets what a plan offloads beside what the program moves of it: of a planned
+    step only.
+    """
+
+    target: str
+    program: str
+    memory: Memory
+    transfers: tuple[Transfer, ...]
+    hazards: tuple[Hazard, ...]
+    timeline: Timeline
+    flops: float
+    omissions: tuple[Omission, ...] = ()
+    memory_timeline: MemoryTimeline | None = None
+    copies: tuple[CopyCheck, ...] = ()
+
+    def __repr__(self) -> str:
+        """One line: the timeline alone would fill pages of a notebook."""
+        memory = ", ".join(
+            f"{kind} {format_bytes(getattr(self.memory, kind).total)}"
+            for kind in ("device", "host")
+        )
+        return (
+            f"<{type(self).__name__} of {self.program} on {self.target}: {memory}, "
+            f"{len(self.transfers)} transfers, {len(self.hazards)} hazards>"
+        )
+
+    def to_json(self) -> str:
+        """The inspection as JSON text, totals included; `version` says which form.
+
+        >>> json.loads(inspection.to_json())["version"]  # doctest: +SKIP
+        1
+        """
+        record: dict[str, Any] = {
+            "version": INSPECTION_VERSION,
+            **dataclasses.asdict(self),
+        }
+        for kind in ("device", "host"):
+            record["memory"][kind]["total"] = getattr(self.memory, kind).total
+        for written, transfer in zip(record["transfers"], self.transfers, strict=True):
+            written["total_bytes"] = transfer.total_bytes
+        return json.dumps(record, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inspection that `to_json` wrote.
+
+        What `stowax inspect --measure --json` adds, the measured time, is left out.
+
+        **Raises:** `ArgumentError` for text that is no inspection, or one of another
+        version of stowax.
+        """
+        return cls._read(text, "text", "text")
+
+    @classmethod
+    def _read(cls, text: str, argument: str, got: str) -> Self:
+        instead = "Give what Inspection.to_json or `stowax inspect --json` wrote."
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ArgumentError(
+                argument, f"{got}, which is no whole JSON ({error})", instead
+            ) from None
+        if not isinstance(data, dict) or not {"version", "timeline"} <= data.keys():
+            raise ArgumentError(argument, f"{got}, which is no inspection", instead)
+        if data["version"] != INSPECTION_VERSION:
+            raise ArgumentError(
+                argument,
+                f"{got}, an inspection of version {data['version']}",
+                f"This stowax reads version {INSPECTION_VERSION}: inspect again, or "
+                "install the stowax that wrote it.",
+            )
+        try:
+            return record_of(cls, _without_totals(data))
+        except NotSuchARecord as error:
+            raise ArgumentError(
+                argument, f"{got}, which is no whole inspection ({error})", instead
+            ) from None
+
+
+def _without_totals(data: dict[str, Any]) -> dict[str, Any]:
+    """The fields alone: totals are made of them, the version has been looked at."""
+    found = {k: v for k, v in data.items() if k not in ("version", "measured")}
+    for inner, derived in (
+        (_values(data.get("memory")), "total"),
+        (data.get("transfers"), "total_bytes"),
+    ):
+        for item in inner if isinstance(inner, list) else ():
+            if isinstance(item, dict):
+                item.pop(derived, None)
+    return found
+
+
+def _values(mapping: Any) -> list[Any]:
+    return list(mapping.values()) if isinstance(mapping, dict) else []

@@ -1,0 +1,300 @@
+"""The plan as pure data: what was asked, decided, predicted, compiled and proven.
+
+No JAX in here. `_plan.Plan` adds the methods that need it (`apply`, `specs`, `place`);
+the report reads these fields; JSON is the only form on disk, versioned, and written in
+one piece.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import types
+import typing
+from typing import Any, Literal
+
+from .._errors import ArgumentError, PlanMismatchError
+from .._files import write_whole
+from ._stages import Decision, Outcome, Role
+
+FORMAT_VERSION = 4
+
+Source = Literal["compiled", "predicted"]
+"""What a figure is of: a program that was compiled, or one that was not."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRecord:
+    """What happens to one value of a repeated body.
+
+    `bytes` are of one layer, per device; `count` is the number of layers. `pinned` is
+    the pattern of the user's that narrowed the choice, if one did.
+    """
+
+    stack: str
+    value: int
+    name: str
+    source: str
+    role: Role
+    shape: tuple[int, ...]
+    dtype: str
+    count: int
+    bytes: int
+    decision: Decision
+    reason: str
+    pinned: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StackRecord:
+    """One repeated body: where it is, and what it stores (value number → how).
+
+    `stored` is `None` where the step runs as it is written.
+    """
+
+    name: str
+    source: str
+    count: int
+    unrolled: bool
+    fingerprint: str
+    stored: dict[int, str] | None
+    forward_seconds: float
+    backward_seconds: float
+    forward_window_used: float
+    backward_window_used: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A hand-written policy under the same cost model and memory prediction."""
+
+    name: str
+    device_bytes: int
+    host_bytes: int
+    seconds: float
+    fits: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One turn of the closed loop: what was predicted and what the compiler made of it.
+
+    `compiled_bytes` is what the program needs where it did not compile for want of
+    memory.
+    """
+
+    what: str
+    predicted_bytes: int
+    compiled_bytes: int
+    host_bytes: int
+    step_seconds: float | None
+    seconds_to_compile: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentRecord:
+    """One array among the step's arguments, as it was planned for.
+
+    `shard` is the shape of one device's part of it, `output` the step's output that
+    takes its place, if one does (a flat position). `partition` says which axes of the
+    mesh each axis of it is spread over, if there is a mesh. `on_host` says that
+    the host's processor updates it.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    shard: tuple[int, ...]
+    dtype: str
+    role: Role
+    output: int | None = None
+    memory_kind: str = "device"
+    partition: tuple[str | tuple[str, ...] | None, ...] | None = None
+    on_host: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PinPrice:
+    """What a pin costs: seconds per step against the plan without it."""
+
+    pattern: str
+    decision: str
+    matched: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    """Everything about a plan. Bytes are per device, seconds per step.
+
+    `device_bytes` and `host_bytes` are compiled figures (arguments + outputs − aliased
+    + temporaries); `predicted_device_bytes` is what the prediction says of the same
+    program once it is corrected by all that was compiled, and
+    `first_predicted_device_bytes` what it said before anything was; `trials` has what
+    it said of each program just before that was compiled.
+    `step_seconds` is simulated from the compiled schedule, `exposed_seconds` its part
+    spent waiting for host copies; `model_seconds` is what the planner expected. `gap`
+    is the distance to the proven bound under the planner's model. `smallest_budget` is
+    the least that any plan needs that the `pins` and `forbid` allow, of a program that
+    was compiled or, by `smallest_budget_is`, only predicted. `keep_checkpoint`,
+    `roll` and `row_major` are how the step is read and run (`_rewrite.Options`), `lean`
+    and `late` are how parameters in host memory are fetched and their gradients written
+    (`_passes.HostPlan`), `least_bytes`
+    what is worth a copy of its own (`_stages.least_bytes`).
+    """
+
+    step: str
+    target: str
+    device_kind: str
+    compile_only: bool
+    budget_bytes: int
+    host_budget_bytes: int
+    fits: bool
+    outcome: Outcome
+    device_bytes: int
+    host_bytes: int
+    predicted_device_bytes: int
+    first_predicted_device_bytes: int
+    step_seconds: float
+    exposed_seconds: float
+    model_seconds: float
+    bound_seconds: float
+    gap: float
+    binding: tuple[str, ...]
+    seconds_per_gib: float
+    smallest_budget: int
+    smallest_budget_is: Source
+    decisions: tuple[DecisionRecord, ...]
+    stacks: tuple[StackRecord, ...]
+    baselines: tuple[Baseline, ...]
+    trials: tuple[Trial, ...]
+    arguments: tuple[ArgumentRecord, ...]
+    donate_argnums: tuple[int, ...]
+    compiler_options: dict[str, str | bool]
+    keep_checkpoint: bool
+    roll: bool
+    row_major: bool
+    lean: bool
+    late: bool
+    least_bytes: int
+    pins: tuple[PinPrice, ...]
+    forbid: tuple[str, ...]
+    unpriced: tuple[str, ...]
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    planning_seconds: float
+    solving_seconds: float
+    in_the_way: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON types, `format` first."""
+        return {"format": FORMAT_VERSION, **_plain(self)}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON; the file appears whole or not at all.
+
+        **Raises:** `ArgumentError` if nothing can be written there.
+        """
+        text = json.dumps(self.to_json(), indent=1) + "\n"
+        write_whole(path, text)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)
+        }
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The keyword arguments of a `PlanRecord` from a file that `save` wrote.
+
+    **Raises:** `ArgumentError` for a file that is not there or no plan;
+    `PlanMismatchError` for one of a newer format.
+    """
+    instead = "Give a file that Plan.save or `stowax plan -o` wrote."
+    try:
+        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArgumentError(
+            "path", f"{os.fspath(path)!r}, which does not exist", instead
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            "path", f"{os.fspath(path)!r}, which is no whole plan ({error})", instead
+        ) from None
+    if not isinstance(data, dict) or "format" not in data:
+        raise ArgumentError("path", f"{os.fspath(path)!r}, which is no plan", instead)
+    if data["format"] != FORMAT_VERSION:
+        raise PlanMismatchError(
+            f"path: {os.fspath(path)!r} has plan format {data['format']}; this stowax "
+            f"reads format {FORMAT_VERSION}. Install the stowax that wrote it "
+            f"({data.get('versions', {}).get('stowax', 'unknown')}) or plan again."
+        )
+    data.pop("format")
+    return _typed(data, os.fspath(path), instead)
+
+
+_NESTED = {
+    "decisions": DecisionRecord,
+    "stacks": StackRecord,
+    "baselines": Baseline,
+    "trials": Trial,
+    "arguments": ArgumentRecord,
+    "pins": PinPrice,
+}
+
+
+def _typed(data: dict[str, Any], path: str, instead: str) -> dict[str, Any]:
+    try:
+        for field, kind in _NESTED.items():
+            data[field] = tuple(
+                kind(**_checked(kind, {k: _tuple(v) for k, v in item.items()}))
+                for item in data[field]
+            )
+        data["stacks"] = tuple(
+            dataclasses.replace(
+                s, stored=s.stored and {int(k): v for k, v in s.stored.items()}
+            )
+            for s in data["stacks"]
+        )
+        expected = {f.name for f in dataclasses.fields(PlanRecord)}
+        if missing := expected - data.keys():
+            raise KeyError(f"field {sorted(missing)[0]}")
+        if extra := data.keys() - expected:
+            raise ValueError(f"unknown field {sorted(extra)[0]!r}")
+        return _checked(PlanRecord, {k: _tuple(v) for k, v in data.items()})
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
+        raise ArgumentError(
+            "path", f"{path!r}, which is no whole plan ({reason})", instead
+        ) from None
+
+
+def _checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """`values` of the fields of `kind`, each of the field's own type on the outside."""
+    for field in dataclasses.fields(kind):
+        if field.name in values and not _is_a(values[field.name], field.type):
+            raise TypeError(f"{field.name} is {values[field.name]!r:.40}")
+    return values
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return value in arguments
+    if origin is types.UnionType:
+        return any(_is_a(value, argument) for argument in arguments)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, origin or kind)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(v) for v in value) if isinstance(value, list) else value

@@ -1,0 +1,80 @@
+"""What a plan may claim: how far it is from the fastest that fits, and what stops it.
+
+The planner's model changes while the loop runs: compiled programs correct its memory,
+waiting copies slow its link. So everything is priced once more by the model as it
+stands at the end, and a bound that was proven for one attempt yields to another attempt
+that fits and is faster. What goes silently wrong without it: a plan that is called
+optimal, and a pinned one that is faster.
+"""
+
+import dataclasses
+
+from .._planner import OPTIMAL_GAP, base_seconds, evaluate
+from .._records._stages import Outcome, Problem
+from ._describe import unplanned_seconds
+from ._loop import Attempt, Search
+
+_TIGHT = 0.02
+"""Part of the budget up to which a smallest plan fills it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """Seconds are of the step, under the planner's model at the end of the loop.
+
+    `binding` names what stops a faster plan, empty where nothing is known to.
+    """
+
+    outcome: Outcome
+    model_seconds: float
+    bound_seconds: float
+    gap: float
+    binding: tuple[str, ...]
+    seconds_per_byte: float
+
+
+def certify(search: Search, best: Attempt) -> Certificate:
+    """The certificate of the attempt that became the plan."""
+    problem = search.problem()
+    fits = best.fits(search.budget, search.host_budget)
+    if best.decisions is None or best.solution is None:
+        seconds = unplanned_seconds(search.survey, problem)
+        return Certificate(
+            outcome="unneeded" if fits else "infeasible",
+            model_seconds=seconds,
+            bound_seconds=seconds,
+            gap=0.0,
+            binding=(),
+            seconds_per_byte=0.0,
+        )
+    seconds = evaluate(problem, best.decisions).seconds
+    bound = min(_bound(search, best, problem), seconds)
+    gap = (seconds - bound) / bound if bound > 0 else 0.0
+    proven: Outcome = "optimal" if gap <= OPTIMAL_GAP else "feasible"
+    return Certificate(
+        outcome=proven if fits else "infeasible",
+        model_seconds=seconds,
+        bound_seconds=bound,
+        gap=gap,
+        binding=best.solution.binding,
+        seconds_per_byte=best.solution.seconds_per_byte,
+    )
+
+
+def _bound(search: Search, best: Attempt, problem: Problem) -> float:
+    """Seconds below which no plan is known to be possible.
+
+    The solver's bound, unless an attempt that fits is faster; and no more than what
+    holds for every plan where the smallest one had to do, and leaves room.
+    """
+    assert best.solution is not None
+    assert best.decisions is not None
+    rivals = [
+        evaluate(problem, attempt.decisions).seconds
+        for attempt in search.attempts
+        if attempt.decisions and attempt.fits(search.budget, search.host_budget)
+    ]
+    room = search.budget - best.measured.compiled_bytes
+    if best.decisions in search.least and room > _TIGHT * search.budget:
+        rivals.append(base_seconds(problem))
+    return min([search.bound_seconds(best.solution), *rivals])

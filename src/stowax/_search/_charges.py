@@ -1,0 +1,101 @@
+"""What compiled programs were seen to wait for, charged to the values that moved.
+
+The planner lets a copy hide in all of the arithmetic of a layer. The compiled schedule
+may not: a value that arises late, or is read early, is waited for. `charges_of` takes
+what a program waited for beyond what the model expects, and shares it out among the
+offloaded values, by what each one's own copies were waited for; `charged` puts that on
+the price of offloading them, so that the solver moves something else, or nothing.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from .._hlo._program import transfers_named
+from .._records._stages import Body, Decisions, Evaluation, Problem, Value
+from .._survey._survey import Survey
+
+Charges = Mapping[tuple[str, int], float]
+"""Seconds per run of the body, by its name and the value's number."""
+
+
+def charged(problem: Problem, charges: Charges) -> Problem:
+    """The problem with what is charged added to the price of offloading."""
+    if not charges:
+        return problem
+
+    def value_of(body: Body, value: Value) -> Value:
+        more = charges.get((body.name, value.index), 0.0)
+        if not more:
+            return value
+        return dataclasses.replace(value, offload_seconds=value.offload_seconds + more)
+
+    bodies = tuple(
+        dataclasses.replace(
+            body, values=tuple(value_of(body, value) for value in body.values)
+        )
+        for body in problem.bodies
+    )
+    return dataclasses.replace(problem, bodies=bodies)
+
+
+def charges_of(
+    survey: Survey, decisions: Decisions, expected: Evaluation, inspection: Any
+) -> dict[tuple[str, int], float]:
+    """What each offloaded value is to be charged for, by one compiled program.
+
+    **Arguments:** `expected` is the model's own opinion, without charges: what it
+    expects to wait for is in its price already.
+    """
+    waits = {key: 0.0 for key, _ in _offloaded(survey, decisions)}
+    known = 0.0
+    for key in waits:
+        for scope in _scopes(survey, *key):
+            for transfer in transfers_named(inspection, scope):
+                waits[key] += transfer.exposed_seconds
+                known += transfer.exposed_seconds
+    total = inspection.timeline.exposed_seconds
+    surprise = total - expected.exposed_seconds - expected.host_seconds
+    if surprise <= 0.0 or total <= 0.0:
+        return {}
+    # Copies of weights and gradients, and those whose name the compiler dropped, count
+    # for all that moves, by its bytes.
+    moving = dict(_bytes(survey, decisions))
+    everything = sum(moving.values())
+    rest = max(0.0, total - known)
+    counts = {body.name: body.count for body in survey.bodies}
+    return {
+        key: surprise
+        / total
+        * (wait + rest * moving[key] / everything)
+        / counts[key[0]]
+        for key, wait in waits.items()
+    }
+
+
+def _offloaded(
+    survey: Survey, decisions: Decisions
+) -> list[tuple[tuple[str, int], Value]]:
+    return [
+        ((body.name, value.index), value)
+        for body, chosen in zip(survey.bodies, decisions, strict=True)
+        for value, decision in zip(body.values, chosen, strict=True)
+        if decision == "offload"
+    ]
+
+
+def _bytes(survey: Survey, decisions: Decisions) -> list[tuple[tuple[str, int], int]]:
+    counts = {body.name: body.count for body in survey.bodies}
+    return [
+        (key, counts[key[0]] * value.bytes)
+        for key, value in _offloaded(survey, decisions)
+    ]
+
+
+def _scopes(survey: Survey, body: str, number: int) -> list[str]:
+    """The named scopes that copies of one value stand under."""
+    state = survey.state
+    if state is None or body != state.body.name:
+        return [f"stowax.offload.{body}.{number}", f"stowax.fetch.{body}.{number}"]
+    leaves = state.leaves[number]
+    return [f"stowax.{what}.{i}" for what in ("state", "gradient") for i in leaves]

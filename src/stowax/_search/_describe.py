@@ -1,0 +1,314 @@
+"""From the closed loop's result to the plan's records, with reasons and baselines.
+
+Pure bookkeeping on records; nothing here decides anything.
+"""
+
+import math
+from typing import Any
+
+from .._hardware._pinned import beyond_the_pool
+from .._planner import baselines, evaluate, named
+from .._records._plan import Baseline, DecisionRecord, StackRecord
+from .._records._stages import (
+    Body,
+    Decisions,
+    Evaluation,
+    Problem,
+    Value,
+    updated_on_host,
+)
+from .._state._state import NAME as STATE
+from .._survey._survey import Survey
+from .._units import format_bytes
+from .._update._blocks import BlockSize
+from ._forecast import Forecast
+from ._reasons import reason_of
+
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+
+
+def decision_records(
+    survey: Survey, decisions: Decisions, pinned: dict
+) -> tuple[DecisionRecord, ...]:
+    """One record per value that the backward pass needs or the plan stores.
+
+    And per array of the state that could not leave, but for small ones (`notes`).
+    """
+
+    def record(stack: str, value: Value, count: int, **fields: Any) -> DecisionRecord:
+        return DecisionRecord(
+            stack=stack,
+            value=value.index,
+            name=value.name,
+            source=value.source,
+            role=value.role,
+            shape=value.shape,
+            dtype=value.dtype,
+            count=count,
+            pinned=pinned.get((stack, value.index)),
+            **fields,
+        )
+
+    records = []
+    for body, chosen in zip(survey.bodies, decisions, strict=True):
+        parts = updated_on_host(body, chosen)
+        for value, decision in zip(body.values, chosen, strict=True):
+            if decision is None or value.available:
+                continue
+            if not value.needed and decision == "recompute":
+                continue
+            count = _count(survey, body, value)
+            records.append(
+                record(
+                    body.name,
+                    value,
+                    count,
+                    bytes=value.bytes * body.count // count,
+                    decision=decision,
+                    reason=reason_of(survey, body, value, decision, parts),
+                )
+            )
+    for staying in survey.staying:
+        if not staying.small:
+            value, count = staying.value, staying.count
+            records.append(
+                record(
+                    STATE,
+                    value,
+                    count,
+                    bytes=value.bytes // count,
+                    decision="keep",
+                    reason=f"it stays: {value.stays}",
+                )
+            )
+    return tuple(records)
+
+
+def _count(survey: Survey, body: Body, value: Value) -> int:
+    """How many arrays a value stands for: one a layer, or all that are alike."""
+    if body.phase == "layers" or survey.state is None:
+        return body.count
+    return len(survey.state.leaves[value.index])
+
+
+def stack_records(
+    survey: Survey, decisions: Decisions | None, evaluation: Evaluation | None
+) -> tuple[StackRecord, ...]:
+    """One record per repeated body, with what it stores."""
+    plans = survey.step_plan(decisions).stacks if decisions is not None else {}
+    records = []
+    for k, body in enumerate(survey.bodies):
+        if body.phase == "update":
+            continue
+        traced = survey.step.stacks[body.name]
+        plan = plans.get(body.name)
+        records.append(
+            StackRecord(
+                name=body.name,
+                source=traced.stack.source,
+                count=body.count,
+                unrolled=traced.stack.separate,
+                fingerprint=traced.body.forward.fingerprint,
+                stored=dict(plan.stored) if plan else None,
+                forward_seconds=body.forward_seconds,
+                backward_seconds=body.backward_seconds,
+                forward_window_used=(
+                    evaluation.forward_window_used[k] if evaluation else 0.0
+                ),
+                backward_window_used=(
+                    evaluation.backward_window_used[k] if evaluation else 0.0
+                ),
+            )
+        )
+    return tuple(records)
+
+
+def policies(problem: Problem) -> dict[str, Decisions]:
+    """The hand-written policies that a plan is compared with.
+
+    JAX's own (`dots_saveable` and its kin) by the operation that made a value, and
+    MaxText's by what the products of an attention block look like: three of equal width
+    that read one input are taken for Q, K and V.
+    """
+    if not problem.bodies:
+        return {}
+    found = dict(baselines(problem))
+    found["dots_saveable"] = named(problem, keep=_is_product)
+    if any(_qkv(body) for body in problem.bodies):
+        qkv = {body.name: _qkv(body) for body in problem.bodies}
+
+        def is_qkv(body: Body, value: Value) -> bool:
+            return value.index in qkv[body.name]
+
+        found["save_qkv_proj"] = named(problem, keep=is_qkv)
+        found["qkv_proj_offloaded"] = named(problem, offload=is_qkv)
+        found["minimal_offloaded"] = named(problem, offload=_is_product)
+    return found
+
+
+def _is_product(body: Body, value: Value) -> bool:
+    if value.operation is None:
+        return False
+    return body.operations[value.operation].primitive in _PRODUCTS
+
+
+def _qkv(body: Body) -> frozenset[int]:
+    """What follows the three products that read one input (or views of them)."""
+    readers: dict[int, list[int]] = {}
+    for operation in body.operations:
+        if operation.primitive in _PRODUCTS and operation.inputs:
+            readers.setdefault(operation.inputs[0], []).append(operation.index)
+    for products in readers.values():
+        if len(products) == 3:
+            outputs = {o for p in products for o in body.operations[p].outputs}
+            return frozenset(outputs | _views(body, outputs))
+    return frozenset()
+
+
+def _views(body: Body, values: set[int]) -> set[int]:
+    views: set[int] = set()
+    for operation in body.operations:
+        if operation.primitive == "reshape" and operation.inputs[0] in values:
+            views.update(operation.outputs)
+    return views
+
+
+def baseline_records(
+    forecast: Forecast, problem: Problem, host_limit: int, budget: int
+) -> tuple[Baseline, ...]:
+    """The policies beside the plan: its own cost model, and memory predicted likewise.
+
+    None where nothing repeats: there is nothing that a policy could decide.
+    """
+    records = []
+    for name, decisions in policies(problem).items():
+        if forecast.survey.without_offloads and any("offload" in c for c in decisions):
+            continue  # JAX itself refuses it here
+        try:
+            evaluation = evaluate(problem, decisions)
+        except ValueError:
+            continue  # a policy that names what cannot be computed again
+        device = forecast.expected(decisions)
+        records.append(
+            Baseline(
+                name=name,
+                device_bytes=device,
+                host_bytes=evaluation.host_bytes,
+                seconds=evaluation.seconds,
+                fits=device <= budget and evaluation.host_bytes <= host_limit,
+            )
+        )
+    return tuple(records)
+
+
+def in_the_way(survey: Survey) -> tuple[str, ...]:
+    """The largest things that no decision can move, for a plan that does not fit."""
+    sizes: dict[str, int] = {}
+    for argument in survey.step.arguments:
+        size = sizes.get(argument.role, 0) + _argument_bytes(argument.spec)
+        sizes[argument.role] = size
+    found = [(size, f"{role}: {format_bytes(size)}") for role, size in sizes.items()]
+    for body in survey.bodies:
+        if body.phase == "update":
+            continue
+        working = sum(v.bytes for v in body.values if v.needed and not v.available)
+        source = survey.step.stacks[body.name].stack.source
+        what = f"backward pass of one layer at {source}"
+        found.append((working, f"{what}: {format_bytes(working)}"))
+    return tuple(text for _, text in sorted(found, reverse=True))
+
+
+def _argument_bytes(spec: Any) -> int:
+    shape = spec.shape
+    if spec.sharding is not None:
+        shape = spec.sharding.shard_shape(shape)
+    return math.prod(shape) * spec.dtype.itemsize
+
+
+def notes(
+    survey: Survey,
+    fits: bool,
+    host_bytes: int,
+    decisions: Decisions | None,
+    *,
+    unrolled: bool = False,
+) -> tuple[str, ...]:
+    """What a user has to know about the target, and about what was not possible.
+
+    `host_bytes` are those of the plan's compiled program, `decisions` its own;
+    `unrolled` says that the plan leaves the layers of a Python loop as they are.
+    """
+    target = survey.target
+    found = list(target.notes)
+    if target.pinned_bytes is not None:
+        attached = not target.compile_only
+        more = beyond_the_pool(host_bytes, target.pinned_bytes, attached=attached)
+        found[:0] = [more] if more else []
+    if unrolled:
+        found.insert(
+            0,
+            "the layers of its Python loop run as they are written: it is enough that "
+            "optimizer state leaves the device. Pin an activation or a parameter to "
+            "'offload' or 'recompute' to have them run as a loop",
+        )
+    if not survey.bodies and not fits:
+        found.insert(
+            0,
+            "no layers repeat in what is marked, and stowax moves the values of "
+            "repeated layers: write them as jax.lax.scan, or as a Python loop over "
+            "equal blocks, and mark the function that runs them",
+        )
+    small = [staying for staying in survey.staying if staying.small]
+    if small and decisions and survey.state and survey.state.hosted(decisions[0]):
+        count = sum(staying.count for staying in small)
+        size = format_bytes(sum(staying.value.bytes for staying in small))
+        least = format_bytes(BlockSize.least(survey.least_bytes).leaf_bytes)
+        what = "1 array" if count == 1 else f"{count} arrays"
+        found.append(
+            f"{what} of the state ({size}) {'stays' if count == 1 else 'stay'} on the "
+            f"device: copies of less than {least} are not worth it"
+        )
+    if survey.without_offloads:
+        found.insert(
+            0,
+            "nothing is offloaded: JAX cannot bring host memory into a gradient under "
+            "jax.vmap, or into a derivative of a gradient",
+        )
+    return tuple(found)
+
+
+def host_notes(
+    survey: Survey, decisions: Decisions | None, inspection: Any | None
+) -> tuple[str, ...]:
+    """What the host's processor does in a plan's program, planned or not."""
+    found = []
+    parts = [
+        part
+        for body, chosen in zip(survey.bodies, decisions or (), strict=False)
+        for part in updated_on_host(body, chosen)
+    ]
+    if parts:
+        chip = survey.target.chip
+        rate = (chip.host_rate() or 0.0) / 1e9
+        known = "a measured" if chip.host_update.known else "an assumed"
+        count = sum(len(part.values) for part in parts)
+        found.append(
+            f"the host's processor updates {count} value{'s' * (count != 1)} of the "
+            f"state, at {known} {rate:.3g} GB/s a device; forbid=['host update'] "
+            "streams them through the device"
+        )
+    hazards = inspection.hazards if inspection else ()
+    moved = sum(hazard.kind == "host-compute" for hazard in hazards)
+    if moved:
+        found.append(
+            f"the compiler moved arithmetic onto the host's processor, unasked, in "
+            f"{moved} places: stowax inspect says where"
+        )
+    return tuple(found)
+
+
+def unplanned_seconds(survey: Survey, problem: Problem) -> float:
+    """Seconds of the step as written, under the planner's model: all is kept."""
+    if not survey.bodies:
+        return survey.other_seconds
+    return evaluate(problem, baselines(problem)["keep all"]).seconds

@@ -1,0 +1,103 @@
+"""The device memory that a program is expected to need once compiled.
+
+A prediction read off the lowered program, and what compilers were seen to need beyond
+such predictions. That excess depends on what a program stores: one value is laid out
+with padding, another keeps a buffer alive. With at most four programs there is no
+telling which, but programs that store much the same need much the same. So the excess
+is taken for a sum of unknown parts, and each part for a random number with mean zero:
+one of every program, one of programs that copy to the host, one for each way to store
+each value, in proportion to its bytes. What was measured then gives every other program
+its expected excess, a weighted sum of the measured ones, and says how far off that may
+be: Gaussian process regression with a linear kernel (Rasmussen and Williams, *Gaussian
+Processes for Machine Learning*, 2006, equations 2.25 and 2.26).
+"""
+
+import dataclasses
+
+import numpy as np
+
+from .._records._stages import Decisions
+from .._survey._survey import Survey, predict
+
+# Standard deviations: of the part of every program and of the programs that offload,
+# relative to the target's memory budget; of a stored value's part, relative to its
+# bytes; of what is left, relative to the budget.
+_EVERYWHERE = 0.05
+_OFFLOADING = 0.03
+_STORED = 0.15
+_REST = 0.015
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Forecast:
+    """Expected device bytes of the survey's step under any decisions.
+
+    `scale` is the size of the programs in question, roughly: the budget.
+    """
+
+    survey: Survey
+    scale: int
+    predictions: dict[Decisions, int] = dataclasses.field(default_factory=dict)
+    compiled: dict[Decisions, int] = dataclasses.field(default_factory=dict)
+
+    def learn(self, decisions: Decisions, compiled_bytes: int) -> None:
+        """Takes note of what a compiled program really needs."""
+        self.compiled[decisions] = compiled_bytes
+
+    def predicted(self, decisions: Decisions) -> int:
+        """Bytes read off the lowered program, whatever was compiled so far."""
+        if decisions not in self.predictions:
+            plan = self.survey.step_plan(decisions)
+            _, prediction = predict(self.survey, plan)
+            self.predictions[decisions] = prediction.device_total
+        return self.predictions[decisions]
+
+    def excess(self, decisions: Decisions) -> int:
+        """Bytes expected beyond `predicted`, by what the compiled programs needed."""
+        measured = [self.compiled[d] - self.predicted(d) for d in self.compiled]
+        pairs = zip(self._weights(decisions), measured, strict=True)
+        return int(sum(weight * much for weight, much in pairs))
+
+    def spread(self, decisions: Decisions) -> int:
+        """Bytes by which `expected` may be off: one standard deviation."""
+        mine = self._features(decisions)
+        variance = mine @ mine + self._rest
+        for known, weight in zip(self.compiled, self._weights(decisions), strict=True):
+            variance -= weight * (self._features(known) @ mine)
+        return int(max(variance, 0.0) ** 0.5)
+
+    def expected(self, decisions: Decisions) -> int:
+        """Bytes that the compiled program is expected to need."""
+        return self.predicted(decisions) + self.excess(decisions)
+
+    def known(self, decisions: Decisions, caution: float) -> int:
+        """Bytes that the compiled program needs.
+
+        If there is none yet, the expected ones and `caution` standard deviations.
+        """
+        compiled = self.compiled.get(decisions)
+        if compiled is not None:
+            return compiled
+        return self.expected(decisions) + int(caution * self.spread(decisions))
+
+    def _weights(self, decisions: Decisions) -> np.ndarray:
+        """What the excess of each compiled program counts for."""
+        if not self.compiled:
+            return np.zeros(0)
+        features = np.array([self._features(known) for known in self.compiled])
+        between = features @ features.T + np.eye(len(features)) * self._rest
+        return np.linalg.solve(between, features @ self._features(decisions))
+
+    @property
+    def _rest(self) -> float:
+        return (_REST * self.scale) ** 2
+
+    def _features(self, decisions: Decisions) -> np.ndarray:
+        """One number per unknown part: its standard deviation, 0 where it has none."""
+        offloads = any("offload" in chosen for chosen in decisions)
+        parts = [_EVERYWHERE * self.scale, _OFFLOADING * self.scale * offloads]
+        for body, chosen in zip(self.survey.bodies, decisions, strict=True):
+            for value, decision in zip(body.values, chosen, strict=True):
+                part = _STORED * body.count * value.bytes
+                parts += [part * (decision == way) for way in ("keep", "offload")]
+        return np.array(parts)

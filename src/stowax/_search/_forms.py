@@ -1,0 +1,239 @@
+"""The forms that a step can run in, and which of them a plan takes.
+
+- *As it is*: `jax.jit(step)`, perhaps with its state donated.
+- *Rolled*: the layers of a Python loop run as a loop again. So what they compute can be
+  offloaded or computed again, and their parameters fetched. It has a price: weights are
+  picked for one layer at a time, values and gradients are stacked, and the compiler
+  fuses nothing across layers. On a TPU that can take more memory than it saves.
+- *Layers as written*: no loop is rolled, and what can leave is optimizer state.
+
+A step whose layers are scans has no third form. `find_plan` lets the planner's model
+say which form comes first, and believes what was compiled.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from .._planner import evaluate, smallest
+from .._records._plan import Source
+from .._records._stages import Solution
+from .._survey._apply import StepPlan
+from .._survey._survey import Survey, predict
+from ._loop import MOST_COMPILES, SLACK, WORTH_ANOTHER_COMPILE, Attempt, Search, outcome
+from ._trial import compile_and_read
+
+_DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
+"""How far predictions of layers as they are written may be above the truth.
+
+Measured on the models of the benchmarks and of the tutorial: scans by 8 %, unrolled
+loops by up to 31 %. A compile that is not needed costs less than a plan that is not.
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The plan's attempt, and the search that it belongs to.
+
+    `rolled` is the search among rolled layers, `others` are searches without success.
+    """
+
+    search: Search
+    best: Attempt
+    rolled: Search
+    others: tuple[Search, ...] = ()
+
+    def smallest_budget(self) -> tuple[int, Source]:
+        """Device bytes below which no plan in any form is known to fit; who says so."""
+        return min(s.smallest_budget() for s in (self.search, *self.others))
+
+
+def find_plan(rolled: Search, as_written: Callable[[], Search | None]) -> Found:
+    """The best attempt in any form.
+
+    **Arguments:** `as_written` makes a search that shares `rolled.log`, for the step
+    with its layers as they are written; `None` if that is not what the user wants.
+    """
+    found = _find(rolled, as_written)
+    return found if found.search.fits(found.best) else _tightened(found)
+
+
+def _find(rolled: Search, as_written: Callable[[], Search | None]) -> Found:
+    plain = _try_plain(rolled) if rolled.as_written else None
+    if plain is None and not rolled.survey.bodies:
+        if not any(a.donated == rolled.may_donate for a in rolled.attempts):
+            _compile_plain(rolled, donate=rolled.may_donate)
+        plain = rolled.best()
+    if plain is not None:
+        return Found(search=rolled, best=plain, rolled=rolled)
+    written = as_written() if _could_fit_unrolled(rolled) else None
+    if written is None or not _may_fit(written, rolled):
+        rolled.plan()
+        return Found(search=rolled, best=rolled.best(), rolled=rolled)
+    return _better_of(written, rolled)
+
+
+def _better_of(written: Search, rolled: Search) -> Found:
+    """The better of the two; with the same state on the host, layers as written win."""
+    plain, loop = written.settle(), rolled.settle()
+    moves_less = _state_moved(rolled, loop) < _state_moved(written, plain)
+    rolled_first = moves_less and loop.evaluation.seconds < plain.evaluation.seconds
+    first, second = (rolled, written) if rolled_first else (written, rolled)
+    first.plan(leave=1)
+    other = plain if rolled_first else loop
+    if not first.fits(first.best()) or (moves_less and _is_faster(other, first)):
+        second.plan()
+    written.other_bound, rolled.other_bound = _bound(loop), _bound(plain)
+    search = min((s for s in (first, second) if s.attempts), key=_rank)
+    other_search = second if search is first else first
+    return Found(
+        search=search, best=search.best(), rolled=rolled, others=(other_search,)
+    )
+
+
+def _state_moved(search: Search, solution: Solution) -> int:
+    """Bytes of state that a solution has in host memory."""
+    pairs = zip(search.survey.bodies, solution.decisions, strict=True)
+    return sum(
+        value.bytes
+        for body, chosen in pairs
+        if body.phase == "update"
+        for value, how in zip(body.values, chosen, strict=True)
+        if how == "offload"
+    )
+
+
+def _tightened(found: Found) -> Found:
+    """What did not fit once more, its gradients written before the next layer begins.
+
+    It can be slower, and needs up to two layers' gradients less.
+    """
+    search, decisions = found.search, found.best.decisions
+    plan = search.survey.step_plan(decisions) if decisions else None
+    spent = len(search.log) >= MOST_COMPILES
+    if plan is None or spent or not _gradients_wait(search.survey, plan):
+        return found
+    survey = dataclasses.replace(search.survey, tight=True)
+    tight = dataclasses.replace(search, survey=survey, attempts=[], least=set())
+    tight.plan()
+    if not tight.attempts or _rank(search) <= _rank(tight):
+        return found
+    others = search, *found.others
+    return Found(search=tight, best=tight.best(), rolled=tight, others=others)
+
+
+def _gradients_wait(survey: Survey, plan: StepPlan) -> bool:
+    """Whether gradients under `plan` are written later than memory would have it.
+
+    See `run_fed`: on a GPU, and where loops fetch their weights by `switch`.
+    """
+    if not plan.hosted or survey.tight:
+        return False
+    roles = {survey.step.arguments[i].role for i in plan.hosted.shards}
+    unrolled = any(t.stack.separate for t in survey.step.stacks.values())
+    return (plan.hosted.in_turn or unrolled) and "parameter" in roles
+
+
+def _rank(search: Search) -> tuple[bool, float]:
+    best = search.best()
+    fits, measured = search.fits(best), best.measured
+    return not fits, measured.step_seconds if fits else measured.compiled_bytes
+
+
+def _bound(solution: Solution) -> float:
+    """Seconds below which no plan of the form is known to be possible."""
+    infeasible = solution.outcome == "infeasible"
+    return float("inf") if infeasible else solution.bound_seconds
+
+
+def _is_faster(solution: Solution, search: Search) -> bool:
+    """Whether the model takes a solution of another form for faster than the best."""
+    best = search.best()
+    if best.decisions is None:
+        return False
+    seconds = evaluate(search.problem(), best.decisions).seconds
+    return solution.evaluation.seconds < seconds * (1 - WORTH_ANOTHER_COMPILE)
+
+
+# --- layers as they are written -------------------------------------------------------
+
+
+def _could_fit_unrolled(rolled: Search) -> bool:
+    """Whether the step with unrolled layers may fit if all that can leave it leaves."""
+    if not any(t.stack.separate for t in rolled.survey.step.stacks.values()):
+        return False
+    movable = sum(
+        value.bytes
+        for body in rolled.survey.bodies
+        for value in body.values
+        if value.role == "optimizer state" and "offload" in value.allowed
+    )
+    needed = _plain_bytes(rolled, donate=rolled.may_donate) - movable
+    return movable > 0 and needed <= rolled.budget * _doubt(rolled)
+
+
+def _may_fit(written: Search, rolled: Search) -> bool:
+    """The same by a prediction for the very program."""
+    if not written.survey.bodies:
+        return False
+    needed = written.forecast.predicted(smallest(written.problem()).decisions)
+    return needed + _seen(rolled) <= rolled.budget * _doubt(rolled)
+
+
+# --- the step as it is ----------------------------------------------------------------
+
+
+def _try_plain(search: Search) -> Attempt | None:
+    """Compiles the step where it may fit: as it is, then with its state donated."""
+    ways = (True,) if search.donate else (False, True)
+    for donate in ways:
+        if donate and not search.may_donate and True in ways[1:]:
+            continue
+        if _plain_bytes(search, donate=donate) <= search.budget * _doubt(search):
+            attempt = _compile_plain(search, donate=donate)
+            if search.fits(attempt):
+                return attempt
+    return None
+
+
+def _plain_bytes(search: Search, *, donate: bool) -> int:
+    """Device bytes that the step as it is should need."""
+    if donate not in search.plain:
+        _, prediction = predict(search.survey, None, donate=donate)
+        search.plain[donate] = prediction.device_total
+    return search.plain[donate] + _seen(search)
+
+
+def _seen(search: Search) -> int:
+    """What the step as it is was seen to need beyond its prediction."""
+    return sum(a.measured.excess for a in search.attempts if a.decisions is None)
+
+
+def _doubt(search: Search) -> float:
+    """The factor between a prediction that is too large and the budget."""
+    if search.attempts:
+        return 1 + SLACK
+    stacks = search.survey.step.stacks.values()
+    return _DOUBT_UNROLLED if any(t.stack.separate for t in stacks) else _DOUBT
+
+
+def _compile_plain(search: Search, *, donate: bool) -> Attempt:
+    search.say(f"compiling the step as it is{', its state donated' * donate}")
+    measured = compile_and_read(
+        search.survey,
+        "as written",
+        None,
+        search.user_options,
+        correction=_seen(search),
+        donate=donate,
+    )
+    search.say(outcome(measured, search.budget))
+    attempt = Attempt(
+        decisions=None,
+        solution=None,
+        evaluation=None,
+        options=dict(search.user_options),
+        donated=donate,
+        measured=measured,
+    )
+    search.add(attempt)
+    return attempt

@@ -1,0 +1,241 @@
+"""Beyond the first good plan: change after change, each judged on its compiled program.
+
+`plan` compiles at most four programs, and believes the planner's model in what it has
+not compiled. Whoever trains for weeks may want more certainty (`compiles=`): from the
+best plan so far, the model proposes what to change, the compiled schedule says whether
+that is faster, and what it says goes back into the model. It ends where no proposal is
+left, or no compile.
+
+Proposals, in this order, those first that promise most:
+
+- the solver's decisions, when offloaded values are charged with what their copies were
+  waited for (`_charges`);
+- the decisions of the best plan, or of a faster one that was too big, with one changed,
+  and what people write by hand, if that may be faster even though the model does not
+  say so, those first that may win most;
+- the best plan with one compiler option changed, of a short list (`_options`).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Container, Iterator, Mapping
+
+from .._planner import baselines, evaluate, recomputed_values
+from .._records._stages import Body, Decision, Decisions, Evaluation, Solution
+from .._survey._options import alternatives
+from ._charges import charges_of
+from ._forms import Found
+from ._loop import MOST_COMPILES, Attempt, Search
+
+_MISTAKEN = 0.25
+"""Part of what a change moves (seconds of recomputation, of copies, of storing) by
+which the model may be mistaken about it: assumed."""
+
+_WORTH = 0.002
+"""Part of the step that a change has to promise to be compiled."""
+
+_CAUTION = 1.0
+"""Standard deviations of the forecast that a change has to stay within the budget."""
+
+_Options = Mapping[str, str | bool]
+
+
+def improve(found: Found, most: int) -> Found:
+    """`found`, its best attempt replaced by the best of up to `most` programs in all.
+
+    A step that stays as it is, and a plan that does not fit, are returned as they are;
+    so is everything if `most` allows no program more than the search itself.
+    """
+    search = found.search
+    unplanned = found.best.decisions is None or not search.fits(found.best)
+    if unplanned or most <= MOST_COMPILES:
+        return found
+    # From here on it is each value's own copies that are to blame, not the link.
+    search.link_share = 1.0
+    for attempt in search.attempts:
+        _charge(search, attempt)
+    while len(search.log) < most:
+        best = _best(search)
+        proposal = next(_proposals(search, best), None)
+        if proposal is None:
+            search.say("no single change is expected to be faster")
+            break
+        solution, options = proposal
+        _charge(search, search.compile(solution, most, options))
+    return dataclasses.replace(found, best=_best(search))
+
+
+def _best(search: Search) -> Attempt:
+    """The best program that does what was planned: a change that does not is no error.
+
+    What fits already is not lost to a change whose copies the compiler drops.
+    """
+    sound = [
+        attempt
+        for attempt in search.attempts
+        if search.fits(attempt)
+        and not (attempt.measured.vanished or attempt.measured.not_on_host)
+    ]
+    if not sound:
+        return search.best()
+    return min(sound, key=lambda attempt: attempt.measured.step_seconds)
+
+
+def _charge(search: Search, attempt: Attempt) -> None:
+    """Takes note of what a program waited for; the last word on a value counts."""
+    inspection = attempt.measured.inspection
+    if attempt.decisions is None or inspection is None:
+        return
+    expected = evaluate(search.uncharged(), attempt.decisions)
+    moved = charges_of(search.survey, attempt.decisions, expected, inspection)
+    for body, chosen in zip(search.survey.bodies, attempt.decisions, strict=True):
+        for value, decision in zip(body.values, chosen, strict=True):
+            if decision == "offload":
+                key = body.name, value.index
+                search.charges[key] = moved.get(key, 0.0)
+
+
+def _proposals(
+    search: Search, best: Attempt
+) -> Iterator[tuple[Solution, _Options | None]]:
+    """What to compile next, the most promising first; nothing twice."""
+    assert best.decisions is not None
+    tried = {(a.decisions, _key(a.options)) for a in search.attempts}
+    settled = search.settle()
+    hope = _hoped(search, best, settled.decisions)
+    if hope < best.measured.step_seconds and not _tried(
+        search, tried, settled.decisions
+    ):
+        yield settled, None
+    for decisions in _changes(search, best):
+        if not _tried(search, tried, decisions):
+            yield _as_solution(search, best, decisions), None
+    solution = _as_solution(search, best, best.decisions)
+    for changed in alternatives(search.survey.target, best.options):
+        options = {**changed, **search.user_options}
+        if (best.decisions, _key(options)) not in tried:
+            yield solution, options
+
+
+def _tried(search: Search, tried: Container[object], decisions: Decisions) -> bool:
+    return (decisions, _key(search.options_for(decisions))) in tried
+
+
+def _key(options: _Options) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, str(value)) for name, value in options.items()))
+
+
+def _hoped(search: Search, base: Attempt, decisions: Decisions) -> float:
+    """Seconds of the compiled step, if the model is mistaken in favour of a change.
+
+    By the model it is the seconds of `base` and the difference between the two.
+    """
+    assert base.decisions is not None
+    problem = search.problem()
+    mine, theirs = (evaluate(problem, d) for d in (decisions, base.decisions))
+    expected = base.measured.step_seconds + mine.seconds - theirs.seconds
+    turnover = sum(
+        abs(here - there)
+        for here, there in zip(_parts(mine), _parts(theirs), strict=True)
+    )
+    return expected - _MISTAKEN * turnover
+
+
+def _parts(evaluation: Evaluation) -> tuple[float, float, float]:
+    """Seconds of recomputation, of copies, and of everything that is no waiting."""
+    again, moving = evaluation.recompute_seconds, evaluation.transfer_seconds
+    return again, moving, evaluation.seconds - again - evaluation.exposed_seconds
+
+
+def _changes(search: Search, best: Attempt) -> Iterator[Decisions]:
+    """Other decisions, if they may be faster and may fit.
+
+    The best plan's with one changed, those of a faster program that was too big, and
+    what people write by hand.
+    """
+    most = best.measured.step_seconds * (1 - _WORTH)
+    changed = (
+        (base, decisions)
+        for base in (best, *_too_big(search, best))
+        for decisions in _neighbours(search, base.decisions or ())
+    )
+    by_hand = ((best, decisions) for decisions in _by_hand(search))
+    pairs = (
+        (_hoped(search, base, decisions), decisions)
+        for base, decisions in itertools.chain(changed, by_hand)
+    )
+    promising = sorted((p for p in pairs if p[0] < most), key=lambda pair: pair[0])
+    return (decisions for _, decisions in promising if _may_fit(search, decisions))
+
+
+def _may_fit(search: Search, decisions: Decisions) -> bool:
+    evaluation = evaluate(search.problem(), decisions)
+    known = search.forecast.known(decisions, _CAUTION)
+    return known <= search.budget and evaluation.host_bytes <= search.host_budget
+
+
+def _too_big(search: Search, best: Attempt) -> list[Attempt]:
+    """Programs that would be faster than the best, and miss the budget."""
+    return [
+        attempt
+        for attempt in search.attempts
+        if attempt.decisions is not None
+        and attempt.measured.inspection is not None
+        and not search.fits(attempt)
+        and attempt.measured.step_seconds < best.measured.step_seconds
+    ]
+
+
+def _by_hand(search: Search) -> Iterator[Decisions]:
+    """The hand-written plans that the user's pins allow."""
+    for decisions in baselines(search.problem()).values():
+        pairs = zip(search.survey.bodies, decisions, strict=True)
+        if all(
+            decision is None or decision in value.allowed
+            for body, chosen in pairs
+            for value, decision in zip(body.values, chosen, strict=True)
+            if not value.available
+        ):
+            yield decisions
+
+
+def _neighbours(search: Search, decisions: Decisions) -> Iterator[Decisions]:
+    """All decisions that differ in one value: one that is stored, or could be."""
+    for b, (body, chosen) in enumerate(
+        zip(search.survey.bodies, decisions, strict=True)
+    ):
+        for value in body.values:
+            for decision in sorted(value.allowed):
+                if value.available or decision == (chosen[value.index] or "recompute"):
+                    continue
+                mine = _with(chosen, value.index, decision)
+                if _makes_sense(body, mine, value.index):
+                    yield (*decisions[:b], mine, *decisions[b + 1 :])
+
+
+def _makes_sense(body: Body, chosen: tuple[Decision | None, ...], index: int) -> bool:
+    """Whether decisions can be carried out, and what is stored is read."""
+    if chosen[index] == "offload" and not body.in_loop:
+        return False
+    try:
+        _, read = recomputed_values(body, chosen)
+    except ValueError:  # something cannot be computed again
+        return False
+    return chosen[index] == "recompute" or index in read
+
+
+def _with(
+    chosen: tuple[Decision | None, ...], index: int, decision: Decision
+) -> tuple[Decision | None, ...]:
+    return (*chosen[:index], decision, *chosen[index + 1 :])
+
+
+def _as_solution(search: Search, best: Attempt, decisions: Decisions) -> Solution:
+    """Decisions that no solver made, with the certificate of those that one did."""
+    assert best.solution is not None
+    return dataclasses.replace(
+        best.solution,
+        outcome="feasible",
+        decisions=decisions,
+        evaluation=evaluate(search.problem(), decisions),
+    )

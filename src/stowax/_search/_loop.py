@@ -1,0 +1,379 @@
+"""The closed loop: decide, predict, compile, compare, decide again.
+
+The planner's memory model is linear and knows no schedule; the prediction walks the
+lowered program, and costs a fraction of a second; the compiler is right, and costs
+many. So decisions are first brought into line with the prediction (`settle`), then
+compiled; what the compiler says beyond the prediction corrects the next round. At most
+four programs are compiled, and a plan fits only if its own compiled program does.
+
+A `Search` is for one form of the step; `_forms` says which there are.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from .._planner import baselines, evaluate, smallest, solve
+from .._records._plan import Source
+from .._records._stages import Decisions, Evaluation, Link, Problem, Solution
+from .._survey._options import overlap_options
+from .._survey._survey import Survey
+from .._units import format_bytes, format_seconds
+from ._charges import charged
+from ._forecast import Forecast
+from ._trial import Measured, compile_and_read
+
+MOST_COMPILES = 4
+_SETTLING_ROUNDS = 5
+_SOLVING_SECONDS = 0.5
+_ENOUGH_SOLVING = 0.8
+"""Seconds of solving after which decisions that fill the budget are not brought
+closer."""
+_SETTLED = 0.002
+"""Part of the budget within which model and prediction agree."""
+
+SLACK = 0.002
+"""Part of the budget left free: solvers and allocators round."""
+
+_CAUTION = (0.0, 0.5, 2.0, 4.0)
+"""Standard deviations of the forecast added to it: before anything was too big; when a
+miss costs a compile and no more; after one; and where this is the last compile, and
+nothing fits yet."""
+WORTH_ANOTHER_COMPILE = 0.005
+"""Part of the step's time below which a gain does not pay for another compile."""
+
+_WORTH_HIDING = 0.02
+"""Part of the step that may be spent waiting for copies without being planned again."""
+
+_WORTH_CORRECTING = 0.05
+"""Part of a program's bytes by which the prediction may be off without another try."""
+
+_WORTH_FILLING = 0.03
+"""Part of the budget that a plan may leave unused without being tried again."""
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Decisions with what the planner says of them and what the compiler made of them.
+
+    `decisions` is `None` for the step as the user wrote it.
+    """
+
+    decisions: Decisions | None
+    solution: Solution | None
+    evaluation: Evaluation | None
+    options: Mapping[str, str | bool]
+    donated: bool
+    measured: Measured
+
+    def fits(self, budget: int, host_budget: int) -> bool:
+        """Whether the compiled program is one, and stays within both budgets."""
+        return (
+            self.measured.inspection is not None
+            and self.measured.compiled_bytes <= budget
+            and self.measured.host_bytes <= host_budget
+        )
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Search:
+    """The state of the loop for one budget; `best` gives the attempt to believe.
+
+    `as_written` says that the step may stay as it is, if it fits. `least` has the
+    decisions that were made for want of any others that fit. `log` has all that
+    was compiled for the plan, other searches' attempts too, `other_bound` the seconds
+    below which none of theirs can be, `plain` the predicted bytes of the step as it is,
+    donated or not (see `_forms`). `charges` are what offloaded values were waited for
+    (see `_improve`).
+    """
+
+    survey: Survey
+    budget: int
+    host_budget: int
+    user_options: Mapping[str, str | bool]
+    donate: bool | None
+    say: Say
+    as_written: bool = True
+    log: list[Attempt] = dataclasses.field(default_factory=list)
+    other_bound: float = math.inf
+    plain: dict[bool, int] = dataclasses.field(default_factory=dict)
+    charges: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict)
+    attempts: list[Attempt] = dataclasses.field(default_factory=list)
+    correction: int = 0
+    link_share: float = 1.0
+    solving_seconds: float = 0.0
+    least: set[Decisions] = dataclasses.field(default_factory=set)
+    forecast: Forecast = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forecast = Forecast(survey=self.survey, scale=self.budget)
+
+    def plan(self, leave: int = 0) -> None:
+        """Compiles plans, until there is nothing to gain, or `leave` compiles left."""
+        while len(self.log) < MOST_COMPILES - leave and self._another_round():
+            pass
+
+    def best(self) -> Attempt:
+        """The best attempt that fits, else the one that needs the least."""
+        fitting = [a for a in self.attempts if self.fits(a)]
+        if fitting:
+            return min(fitting, key=lambda a: a.measured.step_seconds)
+        return min(self.attempts, key=lambda a: a.measured.compiled_bytes)
+
+    def try_host_memory(self) -> None:
+        """Traces the step with its layers' inputs in host memory, before all else.
+
+        Where JAX refuses that, its error comes now, not after the first compile. Where
+        it does not, nothing is lost: the plan's report asks for this prediction.
+        """
+        if self.survey.bodies:
+            self.forecast.predicted(baselines(self.problem())["offload layer inputs"])
+
+    @property
+    def may_donate(self) -> bool:
+        """Whether the state's buffers are donated where that is wanted."""
+        return self.donate is not False and bool(self.survey.step.donate)
+
+    def add(self, attempt: Attempt) -> None:
+        """Takes note of a compiled program."""
+        self.attempts.append(attempt)
+        self.log.append(attempt)
+
+    def fits(self, attempt: Attempt) -> bool:
+        """Whether the attempt's program stays within the budgets."""
+        return attempt.fits(self.budget, self.host_budget)
+
+    def bound_seconds(self, solution: Solution) -> float:
+        """The solver's bound for `solution`, by the link as it is known to be now."""
+        bound = solution.bound_seconds
+        if self.link_share != 1.0:
+            again = self._solve(self.problem())
+            bound = again.bound_seconds if again.outcome != "infeasible" else bound
+        return min(bound, self.other_bound)
+
+    def smallest_budget(self) -> tuple[int, Source]:
+        """Device bytes below which no plan is known to fit, and who says so.
+
+        What was compiled counts; else the planner's smallest plan, with what the
+        compiler has needed beyond the predictions so far.
+        """
+        compiled = [
+            a.measured.compiled_bytes
+            for a in self.attempts
+            if a.measured.host_bytes <= self.host_budget
+        ]
+        known = min(compiled, default=self.survey.reserved_bytes)
+        if not self.survey.bodies:
+            return known, "compiled" if compiled else "predicted"
+        expected = self.forecast.known(self.needing_least().decisions, 0.0)
+        predicted = int(expected * (1 + SLACK))
+        if compiled and known <= predicted:
+            return known, "compiled"
+        return min(known, predicted), "predicted"
+
+    def problem(
+        self, budget: int | None = None, survey: Survey | None = None
+    ) -> Problem:
+        """The planner's question as it stands after the corrections so far.
+
+        `survey` stands in for the search's own: the same step, other wishes.
+        """
+        return charged(self.uncharged(budget, survey), self.charges)
+
+    def uncharged(
+        self, budget: int | None = None, survey: Survey | None = None
+    ) -> Problem:
+        """The same without what values are charged with."""
+        problem = (survey or self.survey).problem(
+            budget or self.budget, self.host_budget, self.correction
+        )
+        link = Link(
+            device_to_host=problem.link.device_to_host * self.link_share,
+            host_to_device=problem.link.host_to_device * self.link_share,
+        )
+        return dataclasses.replace(problem, link=link)
+
+    def _another_round(self) -> bool:
+        """One more program; false when there is nothing left worth compiling."""
+        anything_fits = any(self.fits(a) for a in self.attempts if a.decisions)
+        if anything_fits:
+            solution = self.settle()
+            if self._known(solution.decisions) or not self._worth_it(solution):
+                return False
+        else:
+            ways = (self.settle, self.needing_least)
+            found = [s for way in ways if not self._known((s := way()).decisions)]
+            if not found:
+                return False
+            solution = found[0]
+        attempt = self.compile(solution, MOST_COMPILES)
+        late = self._slow_link(attempt)
+        return late or not self.fits(attempt) or self._better_known(attempt)
+
+    def _slow_link(self, attempt: Attempt) -> bool:
+        """Whether copies are waited for; then the planner's link becomes slower.
+
+        The model lets a copy hide in all of a layer's arithmetic; the compiled schedule
+        may not. What was waited for beyond what the model expects is charged to the
+        bytes that moved, so that the next decisions offload less, or something whose
+        copy hides.
+        """
+        if attempt.measured.inspection is None or attempt.evaluation is None:
+            return False
+        timeline = attempt.measured.inspection.timeline
+        expected = attempt.evaluation.exposed_seconds + attempt.evaluation.host_seconds
+        surprising = timeline.exposed_seconds - expected
+        if surprising < _WORTH_HIDING * timeline.step_seconds:
+            return False
+        moving = timeline.device_to_host_seconds + timeline.host_to_device_seconds
+        self.link_share *= moving / (moving + 2 * surprising)
+        return True
+
+    def _known(self, decisions: Decisions) -> bool:
+        return any(a.decisions == decisions for a in self.attempts)
+
+    def _worth_it(self, solution: Solution) -> bool:
+        problem = self.problem()
+        best = min(
+            evaluate(problem, a.decisions).seconds
+            for a in self.attempts
+            if a.decisions and self.fits(a)
+        )
+        return solution.evaluation.seconds < best * (1 - WORTH_ANOTHER_COMPILE)
+
+    def _better_known(self, attempt: Attempt) -> bool:
+        """Whether a program that fits leaves room, or surprised the prediction."""
+        measured = attempt.measured
+        unused = self.budget - measured.compiled_bytes
+        surprise = abs(measured.excess) > _WORTH_CORRECTING * measured.compiled_bytes
+        return surprise or unused > _WORTH_FILLING * self.budget
+
+    def _solve(self, problem: Problem) -> Solution:
+        started = time.perf_counter()
+        solution = solve(problem, time_limit_seconds=_SOLVING_SECONDS)
+        self.solving_seconds += time.perf_counter() - started
+        return solution
+
+    def needing_least(self) -> Solution:
+        """Decisions that need the least of the device, whatever they cost."""
+        started = time.perf_counter()
+        solution = smallest(self.problem(), time_limit_seconds=_SOLVING_SECONDS)
+        self.solving_seconds += time.perf_counter() - started
+        self.least.add(solution.decisions)
+        return solution
+
+    def settle(self) -> Solution:
+        """Decisions whose predicted program fills the budget and no more.
+
+        Moves `correction`, the gap between the planner's linear model and the
+        prediction, until the two agree. The gap depends on the decisions, so it jumps:
+        a correction that gave too big a program and one that gave a fitting one bound
+        the next. Keeps the fastest decisions whose prediction fits.
+        """
+        target = int(self.budget * (1 - SLACK))
+        best: Solution | None = None
+        too_small, enough = -math.inf, math.inf
+        too_big: set[Decisions] = set()
+        before, filled = self.solving_seconds, False
+        for number in range(2 * _SETTLING_ROUNDS):
+            solution = self._solve(self.problem(target))
+            if solution.outcome == "infeasible":
+                solution = self.needing_least()
+            predicted = self.forecast.known(solution.decisions, self._caution)
+            step = predicted - solution.evaluation.device_bytes
+            if predicted <= target:
+                enough = min(enough, self.correction)
+                following = self.correction + step
+                if best is None or _seconds(solution) < _seconds(best):
+                    best = solution
+                    filled = predicted > target * (1 - _WORTH_FILLING)
+            else:
+                # Other decisions are needed: each round asks for a little more.
+                too_small = max(too_small, self.correction)
+                following = self.correction + max(step, 0)
+                following += int(0.005 * number * self.budget)
+            close = min(abs(step), enough - too_small) < _SETTLED * self.budget
+            again = solution.decisions in too_big
+            spent = self.solving_seconds - before
+            late = number >= _SETTLING_ROUNDS or (filled and spent > _ENOUGH_SOLVING)
+            if best is not None and (close or again or late):
+                break
+            if predicted > target:
+                too_big.add(solution.decisions)
+            if enough - too_small < math.inf and not too_small < following < enough:
+                following = int(too_small + enough) // 2
+            self.correction = following
+        return best or self.needing_least()
+
+    @property
+    def _caution(self) -> float:
+        fits = [self.fits(a) for a in self.attempts if a.decisions]
+        left = MOST_COMPILES - len(self.log)
+        if any(fits) or (len(fits) == 1 and left > 2):
+            return _CAUTION[1]
+        if left == 1:
+            return _CAUTION[3]
+        return _CAUTION[2] if fits else _CAUTION[0]
+
+    def options_for(self, decisions: Decisions) -> dict[str, str | bool]:
+        """The compiler options that decisions are compiled with by default."""
+        offloads = any("offload" in chosen for chosen in decisions)
+        own = overlap_options(self.survey.target) if offloads else {}
+        return {**own, **self.user_options}
+
+    def compile(
+        self,
+        solution: Solution,
+        most: int,
+        options: Mapping[str, str | bool] | None = None,
+    ) -> Attempt:
+        """Compiles decisions and takes note of what comes out.
+
+        **Arguments:** `most` is how many programs may be compiled in all, for the
+        line of progress.
+        """
+        survey = self.survey
+        if options is None:
+            options = self.options_for(solution.decisions)
+        number = len(self.log) + 1
+        self.say(f"compiling plan {number} (at most {most})")
+        measured = compile_and_read(
+            survey,
+            f"plan {number}",
+            survey.step_plan(solution.decisions),
+            options,
+            correction=self.forecast.excess(solution.decisions),
+            donate=self.may_donate,
+        )
+        self.say(outcome(measured, self.budget))
+        attempt = Attempt(
+            decisions=solution.decisions,
+            solution=solution,
+            evaluation=evaluate(self.problem(), solution.decisions),
+            options=options,
+            donated=self.may_donate,
+            measured=measured,
+        )
+        self.add(attempt)
+        self.forecast.learn(solution.decisions, measured.compiled_bytes)
+        return attempt
+
+
+def _seconds(solution: Solution) -> float:
+    return solution.evaluation.seconds
+
+
+def outcome(measured: Measured, budget: int) -> str:
+    """What a compiled program came to, in a line."""
+    within = measured.inspection is not None and measured.compiled_bytes <= budget
+    fits = "fits" if within else "does not fit"
+    seconds = f", {format_seconds(measured.step_seconds)} a step"
+    return (
+        f"compiled in {format_seconds(measured.trial.seconds_to_compile)}: "
+        f"{format_bytes(measured.compiled_bytes)} on the device ({fits} "
+        f"{format_bytes(budget)}), {format_bytes(measured.host_bytes)} on the host"
+        f"{seconds if measured.inspection else ''}"
+    )

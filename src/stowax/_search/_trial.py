@@ -1,0 +1,260 @@
+"""One turn of the closed loop: compile a program, and read what it really does.
+
+The prediction is an opinion, the compiled program the fact: bytes from XLA's own memory
+figures, seconds from its schedule, and every planned copy looked for in it.
+"""
+
+import dataclasses
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from .._errors import OffloadVanishedError, OutOfMemoryCompileError
+from .._hlo._host_calls import updated_leaves
+from .._hlo._program import read_program, transfers_named
+from .._inspect._inspect import inspect_program
+from .._layers._host_feed import GRADIENTS, WEIGHTS
+from .._layers._stack import Stack
+from .._mlir import read_graph
+from .._predict._fusion import PLACEMENT, short_name
+from .._records._lowered import Region
+from .._records._plan import Trial
+from .._state._state import device_bytes
+from .._survey._apply import StepPlan
+from .._survey._survey import Survey, predict
+
+_ENOUGH = 0.9
+"""Part of the planned bytes that has to move where a scope is not to be found."""
+
+_OWN = "stowax."
+_STREAM = re.compile(r"stowax\.(?:weights|gradients)\.([^/()]+)\.(\d+)")
+_STREAMS = {WEIGHTS: "host-to-device", GRADIENTS: "device-to-host"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A compiled program: its figures, and the record of the trial.
+
+    `inspection` is `None` where the compiler refused for want of memory.
+    """
+
+    trial: Trial
+    inspection: Any | None
+    vanished: tuple[str, ...] = ()
+    not_on_host: tuple[str, ...] = ()
+
+    @property
+    def predicted_bytes(self) -> int:
+        """What the device was to need, before this program was compiled."""
+        return self.trial.predicted_bytes
+
+    @property
+    def compiled_bytes(self) -> int:
+        """What it needs."""
+        return self.trial.compiled_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """What the host needs."""
+        return self.trial.host_bytes
+
+    @property
+    def excess(self) -> int:
+        """Bytes that were needed beyond the prediction."""
+        return self.compiled_bytes - self.predicted_bytes
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of one step, simulated from the compiled schedule."""
+        return self.inspection.timeline.step_seconds if self.inspection else 0.0
+
+
+def compile_and_read(
+    survey: Survey,
+    what: str,
+    plan: StepPlan | None,
+    compiler_options: Mapping[str, Any],
+    *,
+    donate: bool = True,
+    correction: int = 0,
+) -> Measured:
+    """Compiles the step under `plan` and reads the result.
+
+    **Arguments:** `correction` is added to the predicted bytes: what earlier trials of
+    the same step needed beyond their own prediction.
+
+    **Raises:** `CompileError` for anything but a want of memory.
+    """
+    lowered, prediction = predict(survey, plan, donate=donate)
+    predicted = prediction.device_total + correction
+    started = time.perf_counter()
+    try:
+        compiled = lowered.compile(dict(compiler_options) or None)
+    except OutOfMemoryCompileError as error:
+        needed = error.needed_bytes or predicted
+        needed = max(needed, survey.target.device_bytes + 1)
+        return _measured(what, started, predicted, needed, prediction.host_total, None)
+    program = read_program(compiled.hlo_module_protos()[0])
+    inspection = inspect_program(program, compiled.memory_analysis(), survey.target)
+    measured = _measured(
+        what,
+        started,
+        predicted,
+        inspection.memory.device.total,
+        inspection.memory.host.total,
+        inspection,
+    )
+    lost: tuple[str, ...] = ()
+    away: tuple[str, ...] = ()
+    if plan is not None:
+        lost = _vanished(survey, inspection, plan)
+    if plan is not None and plan.hosted:
+        lost += _not_streamed(survey, inspection, lowered)
+        absent = {*plan.hosted.on_host} - updated_leaves(program)
+        away = tuple(survey.step.arguments[i].path for i in sorted(absent))
+    return dataclasses.replace(measured, vanished=lost, not_on_host=away)
+
+
+def _measured(
+    what: str,
+    started: float,
+    predicted: int,
+    compiled: int,
+    host: int,
+    inspection: Any | None,
+) -> Measured:
+    trial = Trial(
+        what=what,
+        predicted_bytes=predicted,
+        compiled_bytes=compiled,
+        host_bytes=host,
+        step_seconds=inspection.timeline.step_seconds if inspection else None,
+        seconds_to_compile=time.perf_counter() - started,
+    )
+    return Measured(trial=trial, inspection=inspection)
+
+
+def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> tuple[str, ...]:
+    """Planned copies that the compiled program does not hold, by value name.
+
+    XLA may join copies or rename them, so a value counts as lost only if its own scope
+    is nowhere and the bytes that do move fall short as well.
+    """
+    bodies = {body.name: body for body in survey.bodies}
+    specs = jax.tree.leaves(survey.specs)
+    planned, lost = 0, []
+    for name, stack in plan.stacks.items():
+        body = bodies[name]
+        for number, how in stack.stored.items():
+            if not how.startswith("offload"):
+                continue
+            value = body.values[number]
+            planned += body.count * value.bytes
+            if not transfers_named(inspection, f"stowax.offload.{name}.{number}"):
+                lost.append(f"{value.name} ({value.source})")
+    hosted = plan.hosted.shards if plan.hosted else {}
+    # What the host updates does not cross the link at the update: see `not_on_host`.
+    on_host = plan.hosted.on_host if plan.hosted else ()
+    written = _written(survey).difference(on_host)
+    for i in hosted:
+        planned += device_bytes(specs[i]) if i in written else 0
+        if i in written and not transfers_named(inspection, f"stowax.state.{i}"):
+            lost.append(survey.step.arguments[i].path)
+    moved = sum(
+        t.bytes * t.trips
+        for t in inspection.transfers
+        if t.direction == "device-to-host" and GRADIENTS not in t.op_name
+    )
+    return tuple(lost) if moved < _ENOUGH * planned else ()
+
+
+def _written(survey: Survey) -> set[int]:
+    """Flat positions of state that the update brings back to the host."""
+    if survey.state is None:
+        return set()
+    values = zip(survey.state.body.values, survey.state.leaves, strict=True)
+    return {i for value, own in values if value.update_out for i in own}
+
+
+def _not_streamed(survey: Survey, inspection: Any, lowered: Any) -> tuple[str, ...]:
+    """Weights that loops were to fetch, gradients that they were to write, and do not.
+
+    What was planned is read off the lowered program. The compiler drops the names of
+    copies in branches, so there may be copies without one in the place of a missing
+    scope; others stand for their own scope, up to the bytes that it moves.
+    """
+    graph = read_graph(lowered.compiler_ir())
+    planned: dict[str, float] = {}
+    for function in graph.functions.values():
+        for scope, moved in _streams(function, survey):
+            planned[scope] = planned.get(scope, 0.0) + moved
+    lost = []
+    for prefix, direction in _STREAMS.items():
+        mine = {s: n for s, n in planned.items() if s.startswith(prefix)}
+        copies = [t for t in inspection.transfers if t.direction == direction]
+        spare = sum(t.bytes * t.trips for t in copies if _OWN not in t.op_name)
+        gone = []
+        for scope, expected in mine.items():
+            found = [t for t in transfers_named(inspection, scope) if t in copies]
+            spare += max(0.0, sum(t.bytes * t.trips for t in found) - expected)
+            gone += [] if found else [scope]
+        if spare < _ENOUGH * sum(mine[scope] for scope in gone):
+            lost += [_stream_name(survey, scope) for scope in gone]
+    return tuple(lost)
+
+
+def _streams(
+    region: Region, survey: Survey, share: float = 1.0, looped: bool = False
+) -> Iterator[tuple[str, float]]:
+    """Scopes of what loops fetch and write, with the bytes that pass in one step."""
+    for operation in region.operations:
+        branches = len(operation.regions) if short_name(operation.name) == "case" else 1
+        inside = looped or short_name(operation.name) == "while"
+        for inner in operation.regions:
+            yield from _streams(inner, survey, share / branches, inside)
+        found = _STREAM.search(operation.scope)
+        if found and operation.target == PLACEMENT:
+            times = _stack_named(survey, found[1]).count if looped else 1
+            yield found[0], share * times * operation.results[0].device_bytes
+
+
+def _stack_named(survey: Survey, name: str) -> Stack:
+    """A stack whose loops are in the step, be they differentiated or not."""
+    emissions = survey.step.boundary.values()
+    return next(e.stack for e in emissions if e.stack.name == name)
+
+
+def _stream_name(survey: Survey, scope: str) -> str:
+    found = _STREAM.fullmatch(scope)
+    assert found is not None
+    stack, number = _stack_named(survey, found[1]), int(found[2])
+    body = next((body for body in survey.bodies if body.name == found[1]), None)
+    values = body.values if body else ()
+    at = stack.first_layer_input + number
+    name = values[at].name if values else f"weight {at}"
+    name = f"{name} of the layers at {stack.source}"
+    return f"gradients of {name}" if scope.startswith(GRADIENTS) else name
+
+
+def check_offloads(measured: Measured) -> None:
+    """**Raises:** `OffloadVanishedError` where what was planned is not in the program.
+
+    A planned copy, or a planned update on the host's processor.
+    """
+    if measured.vanished:
+        raise OffloadVanishedError(
+            "The compiled program does not copy these values to the host, or not back "
+            "to where they are read, although the plan offloads them: "
+            f"{', '.join(measured.vanished)}. Pin them to 'keep' or 'recompute', and "
+            "please report it with the step: it is stowax's fault."
+        )
+    if measured.not_on_host:
+        raise OffloadVanishedError(
+            "The compiled program does not update these arrays on the host's "
+            f"processor, although the plan says so: {', '.join(measured.not_on_host)}. "
+            "Give forbid=['host update'], and please report it with the step: it is "
+            "stowax's fault."
+        )

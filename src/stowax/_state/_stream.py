@@ -1,0 +1,99 @@
+"""A step whose state waits in host memory, as a function that `jax.jit` can take.
+
+`stream_state` wraps the user's step (marked functions rewritten already). When it is
+traced, it traces the step with everything on the device, finds in that jaxpr what works
+on the state (`_update._find`), and runs it again with the state in blocks
+(`_update._run`). Nothing of this is left at run time.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from .. import _jax
+from .._errors import PlanMismatchError
+from .._jaxprs._jaxpr import spec_of, trace
+from .._layers._boundary import Emission
+from .._layers._host_layers import Partition
+from .._update._blocks import BlockSize
+from .._update._find import stream_update
+from .._update._run import run_streamed
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hosted:
+    """The arguments that live in host memory.
+
+    `updates` says which output takes the place of each (both flat positions), `None` of
+    those that are only read, `shards` has the shape of one device's part of each,
+    `partitions` how those that are spread over a mesh are spread, `size` how all are
+    cut. `in_turn`, `lean`, `late` and `on_host` are what `run_streamed` takes.
+    """
+
+    updates: Mapping[int, int | None]
+    shards: Mapping[int, tuple[int, ...]]
+    partitions: Mapping[int, Partition]
+    in_turn: bool
+    size: BlockSize = dataclasses.field(default_factory=BlockSize)
+    lean: bool = False
+    on_host: tuple[int, ...] = ()
+    late: bool = True
+
+
+def stream_state(
+    step: Callable[..., Any], hosted: Hosted, boundary: dict[str, Emission]
+) -> Callable[..., Any]:
+    """`step`, with the arguments that `hosted` names in host memory, and returned so.
+
+    Those that are only read stay where they are; they need not be donated.
+
+    **Arguments:** `boundary` is where the step registers the loops of its stacks.
+
+    **Raises:** when it is traced, `PlanMismatchError` for an argument that is on the
+    device.
+    """
+
+    @functools.wraps(step)
+    def streaming(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten_with_path(args)
+        values = [leaf for _, leaf in leaves]
+        results: list[Any] = []
+
+        def flat(*given: Any) -> Any:
+            out, tree = jax.tree.flatten(step(*jax.tree.unflatten(structure, given)))
+            results.append(tree)
+            return out
+
+        for i in hosted.updates:
+            path, leaf = leaves[i]
+            if not _jax.in_host_memory(leaf):
+                name = f"args[{path[0].idx}]{jax.tree_util.keystr(path[1:])}"
+                raise PlanMismatchError(
+                    f"step: {name} is in device memory, and the plan keeps it in host "
+                    "memory. Call the step with what plan.place(...) returns."
+                )
+        boundary.clear()
+        # Without a memory kind: traced as if everything were on the device.
+        jaxpr = trace(flat, *(spec_of(_jax.aval_of(value)) for value in values))
+        streamed = stream_update(
+            jaxpr,
+            hosted.updates,
+            per_device=hosted.shards,
+            size=hosted.size,
+            boundary=boundary,
+        )
+        out = run_streamed(
+            dataclasses.replace(streamed, partitions=hosted.partitions),
+            values,
+            in_turn=hosted.in_turn,
+            boundary=boundary,
+            lean=hosted.lean,
+            on_host=hosted.on_host,
+            late=hosted.late,
+        )
+        return jax.tree.unflatten(results[-1], out)
+
+    return streaming

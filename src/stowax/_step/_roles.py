@@ -1,0 +1,154 @@
+"""What each argument of a training step is for, found from the data flow alone.
+
+The step is traced with every input of a marked function passed through an observer: an
+identity that leaves a name in the jaxpr, and whose derivative rule leaves another name
+when the input is differentiated. Which arguments reach which names says the rest:
+
+- a *parameter* reaches a differentiated input, or is a weight of layers that are not
+  differentiated by it (`_frozen`);
+- the *batch* reaches other inputs of the marked function, and no parameter does;
+- *optimizer state* reaches no marked input, but an output that parameters reach too;
+- anything else is *other*.
+
+An output takes the place of an array of the state only if it is made of that array, or
+of other state, without a way through the marked function: of everything that comes
+through it, gradients are made, too, and they are of their parameters' types. What a
+step reads and returns nothing for is not its to give away.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from .. import _jax
+from .._jaxprs._jaxpr import is_float
+from .._jaxprs._reach import everything, reach
+from .._layers._boundary import Emission
+from .._records._stages import Role
+from ._frozen import find_frozen
+
+_DIFFERENTIATED, _CONSTANT = "stowax.differentiated", "stowax.constant"
+
+
+def observe(value: Any) -> Any:
+    """`value`, with a name in the jaxpr that says whether it is differentiated."""
+    if not is_float(_jax.aval_of(value)):
+        return checkpoint_name(value, _CONSTANT)
+
+    @jax.custom_jvp
+    def observed(x: Any) -> Any:
+        return checkpoint_name(x, _CONSTANT)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        (x,), (t,) = primals, tangents
+        zero = isinstance(t, jax.custom_derivatives.SymbolicZero)
+        return checkpoint_name(x, _CONSTANT if zero else _DIFFERENTIATED), t
+
+    observed.defjvp(rule, symbolic_zeros=True)
+    return observed(value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """The role of every input of a step, and what becomes of its state.
+
+    `differentiated` are the inputs that derivatives are taken by, or `None` if there
+    is no derivative at all. `updates` has, for parameters and optimizer state, the
+    output that takes an input's place (both flat positions).
+    """
+
+    roles: tuple[Role, ...]
+    differentiated: frozenset[int] | None
+    updates: Mapping[int, int]
+
+
+def find_roles(
+    jaxpr: Any, positions: Sequence[int], boundary: Mapping[str, Emission]
+) -> Roles:
+    """The roles of a step's inputs.
+
+    The jaxpr is that of a step in which marked inputs went through `observe`, with the
+    loops of `boundary` in it. `positions` are those of the arguments that the inputs
+    belong to: what lies in one tree with a frozen weight is frozen, too.
+    """
+    count = len(positions)
+    reached = {_DIFFERENTIATED: 0, _CONSTANT: 0}
+    differentiated = False
+    every = (1 << count) - 1
+
+    def rule(equation: Any, values: list[int]) -> list[int]:
+        """Behind a marked input, arguments do not reach anything `directly`."""
+        nonlocal differentiated
+        name = equation.params["name"] if equation.primitive.name == "name" else ""
+        differentiated |= name == _DIFFERENTIATED  # perhaps a constant, by no argument
+        if name not in reached:
+            return everything(equation, values)
+        (arguments,) = values
+        reached[name] |= arguments & every
+        return [arguments & every]
+
+    both = [1 << i | 1 << count + i for i in range(count)]
+    outputs = reach(jaxpr, both, rule, choices=True)
+    parameters = reached[_DIFFERENTIATED]
+    trained = frozenset(i for i in range(count) if parameters >> i & 1)
+    frozen = find_frozen(jaxpr, boundary, trained) if differentiated else frozenset()
+    trees = {positions[i] for i in frozen}
+    updated = 0
+    for arguments in outputs:
+        if arguments & parameters:
+            updated |= arguments
+    roles: list[Role] = []
+    for i, position in enumerate(positions):
+        constant = reached[_CONSTANT] >> i & 1
+        if i in trained or (constant and position in trees):
+            roles.append("parameter")
+        elif constant:
+            roles.append("batch")
+        elif updated >> i & 1:
+            roles.append("optimizer state")
+        else:
+            roles.append("other")
+    return Roles(
+        roles=tuple(roles),
+        differentiated=trained if differentiated else None,
+        updates=_pair(jaxpr, roles, outputs, trained),
+    )
+
+
+def _pair(
+    jaxpr: Any, roles: Sequence[Role], reached: Sequence[int], trained: Collection[int]
+) -> dict[int, int]:
+    """State → the output of its type that takes its place.
+
+    First what is returned as it came, then the first output that is made of it and not
+    yet taken: so a training loop's own order decides between arrays of one type, since
+    state goes in and comes out as a tree of one structure. At last parameters that are
+    made anew of other state, a copy of higher precision.
+    """
+    opened = _jax.open_jaxpr(jaxpr)
+    count = len(roles)
+    state = [i for i in range(count) if roles[i] in ("parameter", "optimizer state")]
+    direct = [arguments >> count for arguments in reached]
+    of_state = sum(1 << i for i in state)
+    free = dict.fromkeys(range(len(opened.outvars)))
+    pairs: dict[int, int] = {}
+
+    def take(i: int, fits: Callable[[int], Any]) -> None:
+        aval = opened.invars[i].aval
+        for k in free if i not in pairs else ():
+            other = opened.outvars[k].aval
+            if (aval.shape, aval.dtype) == (other.shape, other.dtype) and fits(k):
+                pairs[i] = k
+                del free[k]
+                return
+
+    for i in state:
+        take(i, lambda k, i=i: opened.outvars[k] is opened.invars[i])
+    for i in state:
+        take(i, lambda k, i=i: direct[k] >> i & 1)
+    for i in trained:
+        take(i, lambda k, i=i: reached[k] >> i & 1 and direct[k] & of_state)
+    return dict(sorted(pairs.items()))

@@ -1,0 +1,187 @@
+"""Putting decisions into effect: the step as `jax.jit` would return it, plan included.
+
+Takes plain data (what each stack stores), so that the closed loop can try decisions
+that are no `Plan` yet. The step's own code is not touched: while it is traced, marked
+functions go through a `Rewriter`.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from .. import _jax
+from .._errors import PlanMismatchError
+from .._layers._boundary import Emission
+from .._layers._linearize import LinearizedBody
+from .._layers._pipeline import Stack, Stored
+from .._layers._rewrite import Options, Rewriter
+from .._mark import handling
+from .._records._plan import ArgumentRecord
+from .._state._stream import Hosted, stream_state
+from .._step._trace import available, check_step
+
+STORED = ("keep", "offload", "offload early")
+"""What a plan may say of a value that is stored."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StackPlan:
+    """What one stack stores: value number → how (`_pipeline.Stored`).
+
+    `fingerprint` is the digest of the body that the numbers belong to.
+    """
+
+    fingerprint: str
+    stored: Stored
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What a plan does to a step: what each stack stores, which state the host holds.
+
+    `hosted` has the arguments in host memory, by flat position.
+    """
+
+    stacks: Mapping[str, StackPlan]
+    hosted: Hosted | None = None
+
+
+def apply_decisions(
+    step: Callable[..., Any],
+    plan: StepPlan | None,
+    options: Options,
+    *,
+    donate: tuple[int, ...] = (),
+    compiler_options: Mapping[str, Any] | None = None,
+    label: bool = False,
+    arguments: Sequence[ArgumentRecord] | None = None,
+) -> Any:
+    """`jax.jit(step)` under the given decisions; `None` for none at all.
+
+    **Arguments:** `arguments` are those that the decisions were made for; `None` leaves
+    them unchecked. `donate` has to name every argument with state in host memory.
+
+    **Raises:** while tracing, `PlanMismatchError` if the step is not the one that the
+    decisions were made for.
+    """
+    check_step(step)
+    jit = functools.partial(
+        jax.jit,
+        donate_argnums=donate,
+        compiler_options=dict(compiler_options) if compiler_options else None,
+    )
+    if plan is None:
+        return jit(_checking(step, arguments))
+    stacks = plan.stacks
+    unused = set(stacks)
+
+    def choose(stack: Stack, body: LinearizedBody) -> Stored:
+        plan = stacks.get(stack.name)
+        fingerprint = body.forward.fingerprint
+        if plan is None or plan.fingerprint != fingerprint:
+            known = ", ".join(f"{name} ({p.fingerprint})" for name, p in stacks.items())
+            raise PlanMismatchError(
+                f"step: its repeated body {stack.name} ({fingerprint}, {stack.count} "
+                f"times, at {stack.source}) is not in the plan, which has {known}. The "
+                "plan was made for another step, other argument shapes or dtypes, or "
+                "another version of JAX: call stowax.plan again."
+            )
+        check_stored(stack, body, plan.stored)
+        unused.discard(stack.name)
+        return plan.stored
+
+    boundary: dict[str, Emission] | None = {} if plan.hosted else None
+    rewriter = Rewriter(choose, options, label=label, boundary=boundary)
+
+    @functools.wraps(step)
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        with handling(rewriter):
+            out = step(*args, **kwargs)
+        if unused:
+            raise PlanMismatchError(
+                f"step: it has no repeated body {', '.join(sorted(unused))}, which the "
+                "plan decides on. Apply the plan to the step that it was made for, "
+                "with the same function marked, or call stowax.plan again."
+            )
+        return out
+
+    whole: Callable[..., Any] = planned
+    if plan.hosted and boundary is not None:
+        whole = stream_state(planned, plan.hosted, boundary)
+    return jit(_checking(whole, arguments))
+
+
+def _checking(
+    step: Callable[..., Any], arguments: Sequence[ArgumentRecord] | None
+) -> Callable[..., Any]:
+    """`step`, which looks at its arguments' shapes when it is traced, and only then."""
+    if arguments is None:
+        return step
+
+    @functools.wraps(step)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs:
+            check_arguments(args, arguments)
+        return step(*args, **kwargs)
+
+    return checked
+
+
+def check_arguments(args: Sequence[Any], expected: Sequence[ArgumentRecord]) -> None:
+    """**Raises:** `PlanMismatchError` naming the first array that is another one."""
+    leaves = jax.tree.leaves_with_path(tuple(args))
+    for found, record in itertools.zip_longest(leaves, expected):
+        wanted = record and f"{record.dtype}[{','.join(map(str, record.shape))}]"
+        if found is None:
+            raise PlanMismatchError(
+                f"step: {record.path} is missing: the plan was made for {wanted} "
+                "there. Call it as it was planned, or call stowax.plan again."
+            )
+        path, leaf = found
+        aval = _jax.aval_of(leaf)
+        got = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+        if got != wanted:
+            name = f"args[{path[0].idx}]{jax.tree_util.keystr(path[1:])}"
+            made_for = f"{wanted} ({record.path})" if record else "nothing there"
+            raise PlanMismatchError(
+                f"step: {name} is {got}, and the plan was made for {made_for}. Call it "
+                "as it was planned, or call stowax.plan again."
+            )
+
+
+def check_stored(stack: Stack, body: LinearizedBody, stored: Stored) -> None:
+    """**Raises:** `PlanMismatchError` for decisions that cannot be put into effect.
+
+    The planner makes none; a plan edited by hand may.
+    """
+    program = body.forward
+    for number, how in stored.items():
+        if number not in range(len(program.avals)) or how not in STORED:
+            raise PlanMismatchError(
+                f"plan: stored {number}: {how!r} of {stack.name}. Write numbers of "
+                f"values below {len(program.avals)}, and one of {STORED}."
+            )
+    at_hand = available(stack, body) | stored.keys()
+    run = program.closure(body.residuals, at_hand)
+    read = {*body.residuals, *(i for k in run for i in program.nodes[k].inputs)}
+    missing = sorted(i for i in stack.carry_inputs if i in read - at_hand)
+    if missing:
+        raise PlanMismatchError(
+            f"plan: value {missing[0]} of {stack.name} is not stored, and a layer's "
+            f'input cannot be computed again. Store it: "{missing[0]}": "keep".'
+        )
+
+
+def attach_options(jitted: Any, compiler_options: Mapping[str, Any]) -> Any:
+    """`jitted`, with options that only `Target.compile` reads.
+
+    A plan for a machine that is not there is compiled for it by `Target.compile`, and
+    may be called on the attached one to check its numbers: that compiler would refuse
+    options of the other.
+    """
+    jitted.stowax_compiler_options = dict(compiler_options)
+    return jitted

@@ -1,0 +1,193 @@
+"""From a linearized body to what the planner decides on: values and operations.
+
+Every value gets the user's source line as its name, its bytes per device, and the set
+of decisions that make sense for it. Weights and constants are at hand in the backward
+pass and need none; small or oddly shaped arrays are not offloaded, since copies of them
+cost more than their bytes say (and some TPU copies refuse them).
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import _jax
+from .._cost._record import bytes_of
+from .._jaxprs._jaxpr import Program, is_float
+from .._layers._stack import scope_name
+from .._records._stages import Body, Decision, Operation, Point, Value
+from .._step._trace import TracedStack, available
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """How a value lies on the devices: bytes on each, and over how many it is split."""
+
+    bytes: int
+    shards: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BodyCosts:
+    """Seconds of one run of a body: per forward operation, and of the backward program.
+
+    `unpriced` names the operations that no rule knew, in both programs.
+    """
+
+    operations: tuple[tuple[float, bool], ...]
+    backward_seconds: float
+    unpriced: tuple[str, ...]
+
+
+def make_body(
+    traced: TracedStack,
+    placements: Mapping[int, Placement],
+    costs: BodyCosts,
+    *,
+    can_offload: bool,
+    least_bytes: int,
+    points: tuple[Point, ...],
+) -> Body:
+    """The planner's record of one stack.
+
+    **Arguments:** `placements` per value number (missing: whole on every device).
+    Values under `least_bytes` are not offloaded.
+    """
+    stack, program = traced.stack, traced.body.forward
+    at_hand = available(stack, traced.body)
+    needed = frozenset(traced.body.residuals)
+    names = _names(program)
+    values = []
+    for index, aval in enumerate(program.avals):
+        placement = placements.get(index) or Placement(bytes=bytes_of(aval), shards=1)
+        operation = program.maker.get(index)
+        allowed: set[Decision] = {"keep", "offload", "recompute"}
+        if operation is None or _jax.has_effects(program.nodes[operation].equation):
+            allowed.discard("recompute")
+        large = len(aval.shape) >= 2 and placement.bytes >= least_bytes
+        if not (can_offload and is_float(aval) and large):
+            allowed.discard("offload")
+        source = _value_source(program, index)
+        value = Value(
+            index=index,
+            name=names.get(index) or _input_name(stack, index),
+            source=source,
+            shape=tuple(aval.shape),
+            dtype=str(aval.dtype),
+            bytes=placement.bytes,
+            operation=operation,
+            available=index in at_hand,
+            needed=index in needed,
+            allowed=frozenset(allowed),
+        )
+        values.append(value)
+    operations = tuple(
+        Operation(
+            index=k,
+            primitive=node.equation.primitive.name,
+            source=_source(node.equation),
+            inputs=tuple(dict.fromkeys(i for i in node.inputs if i is not None)),
+            outputs=node.outputs,
+            seconds=costs.operations[k][0],
+            priced=costs.operations[k][1],
+            repeatable=not _jax.has_effects(node.equation),
+        )
+        for k, node in enumerate(program.nodes)
+    )
+    return Body(
+        name=stack.name,
+        count=stack.count,
+        values=tuple(values),
+        operations=operations,
+        forward_seconds=_forward_seconds(traced, operations),
+        backward_seconds=costs.backward_seconds,
+        points=points,
+    )
+
+
+def _forward_seconds(traced: TracedStack, operations: Sequence[Operation]) -> float:
+    """Seconds of what the body's own outputs take; residuals ride along."""
+    program = traced.body.forward
+    inputs = range(program.input_count + program.const_count)
+    run = program.closure(traced.body.output_numbers, inputs, effects=True)
+    return sum(operations[k].seconds for k in run)
+
+
+def _source(equation: Any) -> str:
+    where = _jax.source_line(equation)
+    return f"{where[0]}:{where[1]}" if where else ""
+
+
+def _value_source(program: Program, index: int) -> str:
+    maker = program.maker.get(index)
+    return "" if maker is None else _source(program.nodes[maker].equation)
+
+
+def _input_name(stack: Any, index: int) -> str:
+    if index in stack.carry_inputs:
+        return f"layer input {index - stack.const_count}"
+    return f"constant {index}" if index < stack.const_count else f"weight {index}"
+
+
+def _names(program: Program) -> dict[int, str]:
+    """A name per value: the user's `checkpoint_name`, else operation and line."""
+    names: dict[int, str] = {}
+    for node in program.nodes:
+        equation = node.equation
+        if equation.primitive.name == "name":
+            user = equation.params["name"]
+            names[node.outputs[0]] = user
+            for number in node.inputs:
+                if number is not None:
+                    names[number] = user
+            continue
+        where = _jax.source_line(equation)
+        line = f" {pathlib.Path(where[0]).name}:{where[1]}" if where else ""
+        function = f" in {where[2].split('.')[-1]}" if where else ""
+        for position, number in enumerate(node.outputs):
+            part = f"[{position}]" if len(node.outputs) > 1 else ""
+            names[number] = f"{equation.primitive.name}{part}{line}{function}"
+    return names
+
+
+def placed_values(
+    traced: TracedStack, scopes: Mapping[str, Any]
+) -> dict[int, Placement]:
+    """Where the values of a stack lie; `scopes` are `_lowered.shards_by_scope`.
+
+    An operation that is lowered to nothing, as `checkpoint_name` is, has no scope: what
+    it hands on lies as it did.
+    """
+    program, stack = traced.body.forward, traced.stack
+    placed: dict[int, Placement] = {}
+    for position, node in enumerate(program.nodes):
+        found = scopes.get(scope_name(stack.name, position))
+        if found is None:
+            continue
+        for number in node.outputs:
+            whole = bytes_of(program.avals[number])
+            placed[number] = Placement(
+                bytes=-(-whole // found.shards), shards=found.shards
+            )
+    # A layer's input lies as the layer's output does, being the next one's input.
+    for _ in range(2):  # a name may stand at the layer's beginning, or at its end
+        _hand_on(program, placed)
+        for number, output in zip(stack.carry_inputs, program.outputs, strict=False):
+            if isinstance(output, int) and output in placed:
+                placed[number] = placed[output]
+    return placed
+
+
+def _hand_on(program: Program, placed: dict[int, Placement]) -> None:
+    for node in program.nodes:
+        if node.equation.primitive.name != "name":
+            continue
+        (read,), (made,) = node.inputs, node.outputs
+        if read in placed:
+            placed.setdefault(made, placed[read])
+
+
+def finest_shards(placements: Mapping[str, Mapping[int, Placement]]) -> int:
+    """Into how many parts the most finely split value is split."""
+    found = [p.shards for placed in placements.values() for p in placed.values()]
+    return max(found, default=1)

@@ -1,0 +1,97 @@
+"""Compiler options that belong to a plan, per platform, each with its evidence.
+
+A plan that copies between device and host needs a scheduler that starts copies early.
+Nothing is set for a plan that moves nothing.
+
+Tried and left out: telling the scheduler of a budget below the chip's memory. On TPU
+`xla_tpu_scheduler_percent_shared_memory_limit` changed nothing; on GPU
+`xla_gpu_memory_limit_slop_factor` made XLA rematerialize and offload by itself, with
+synchronous copies (0.068 s a step became 0.230 s) and no less memory.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .._target._compiled import any_sharded
+from .._target._machine import Target
+
+# TPU. Measured on Llama2-13B, v5p, 15 GB/s: the pipelined scan alone takes 8.80 s a
+# step, with the first three 6.35 s; full recomputation takes 7.16 s. The fourth is on
+# by default: XLA then peels an iteration off the backward loop and lays kept stacks
+# out anew for it. The train step at 90 GiB, with it and without: 6.63 and 6.35 s a
+# step, 113 and 104 GiB.
+_TPU_OVERLAP = {
+    "xla_lhs_prioritize_async_depth_over_stall": "ENABLED",
+    "xla_tpu_host_transfer_overlap_limit": "24",
+    "xla_tpu_enable_all_experimental_scheduler_features": True,
+    "xla_tpu_pipeline_memory_host_transfers": False,
+}
+
+# GPU. The first lets copies overlap at all. The second keeps XLA's rematerialization
+# from counting pinned host buffers as device memory (openxla/xla 34565 and others:
+# hundreds of needless recomputations). The third is off because with it offloaded scan
+# residuals are read in the wrong order on jaxlib 0.11.0 (openxla/xla 46231): wrong
+# gradients.
+_GPU_OVERLAP = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    "xla_gpu_enable_host_memory_offloading": True,
+    "xla_gpu_enable_dynamic_slice_fusion": False,
+    # The pass counts host memory, too, finds that the program does not fit, and starts
+    # to recompute and to offload by itself, with copies that are waited for: Llama2-13B
+    # with 137 GiB of its state on the host took 14.5 s a step on an H200, and 6.3
+    # without the pass, by the compiled schedules. What is recomputed, the plan decides.
+    "xla_disable_hlo_passes": "rematerialization",
+}
+
+
+def overlap_options(target: Target) -> dict[str, str | bool]:
+    """Options for a plan that offloads."""
+    if target.platform == "tpu":
+        return dict(_TPU_OVERLAP)
+    if target.platform == "gpu":
+        return dict(_GPU_OVERLAP)
+    return {}
+
+
+# What `plan(..., compiles=...)` tries, one at a time. There is no evidence for any of
+# them beforehand, so none is set unless the compiled schedule of this very plan is
+# faster with it.
+_TPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
+    {"xla_tpu_enable_all_experimental_scheduler_features": False},
+    {"xla_tpu_host_transfer_overlap_limit": "4"},
+    {"xla_lhs_prioritize_async_depth_over_stall": "DISABLED"},
+)
+_GPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
+    {"xla_gpu_enable_latency_hiding_scheduler": False},
+)
+
+
+def alternatives(
+    target: Target, options: Mapping[str, str | bool]
+) -> tuple[dict[str, str | bool], ...]:
+    """`options` with one of them changed, for each change that is worth a try.
+
+    Only what the plan has set is changed. What keeps gradients right or programs small
+    is never touched.
+    """
+    lists = {"tpu": _TPU_ALTERNATIVES, "gpu": _GPU_ALTERNATIVES}
+    return tuple(
+        {**options, **change}
+        for change in lists.get(target.platform, ())
+        if all(name in options and options[name] != change[name] for name in change)
+    )
+
+
+def wants_row_major(target: Target, specs: Any = ()) -> bool:
+    """Whether stored values are to lie in memory as their shapes say.
+
+    On a GPU the compiler otherwise transposed whole stacks between the forward and the
+    backward loop: a transformer that keeps its attention weights (8 GiB) took 34.5 GiB
+    instead of 28.4 on an H200, and a longer step. A TPU's compiler lays both loops out
+    alike, in an order that wastes no padding, which this would undo.
+
+    Not where `specs`, the step's arguments, are spread over several devices: there the
+    layout gathers the values of all devices, in every layer (a step of 16 layers on
+    eight GPUs: 18.5 ms instead of 9.5, by its compiled schedule).
+    """
+    return target.platform == "gpu" and not any_sharded(specs)

@@ -1,0 +1,1 @@
+"""The machine that is planned for, there or not, and its compiler."""

@@ -1,0 +1,1 @@
+"""Running the part of a step that updates its state block by block."""

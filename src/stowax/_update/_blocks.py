@@ -1,0 +1,200 @@
+"""Cutting a leaf of optimizer state into blocks that stream between host and device.
+
+A leaf is cut along its leading axes, so that a block is one piece of memory. All blocks
+are alike; there is no remainder, which would need a second program. An axis that is
+spread over a mesh is cut within the shards: the leaf is looked at with that axis as
+two, shards and places in a shard, so that every device streams its own shard and no
+block crosses devices. A TPU moves whole tiles: the last axis is never cut ("lane slice
+updating is not supported"), and cuts of the axis before it fall between tiles. Nor does
+it slice along two axes at once ("async slice only supports slicing in 1 dimension"):
+where several are cut, they are looked at as one (`rows`), or only one is cut.
+
+`_find` asks for a cut per leaf, `_run` walks through it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+_MEBIBYTE = 2**20
+_ROW_BYTES = 32  # a TPU's tile is 8 rows of 4 bytes, 16 of 2, 32 of 1 high
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSize:
+    """How large blocks are, in bytes per device of the widest array of a leaf.
+
+    A leaf is cut into about `count` blocks. One more than that is copied, so fewer
+    would lose time, and more would be small. No block is smaller than
+    `smallest_bytes` or larger than `largest_bytes`. Leaves under `leaf_bytes` are not
+    worth a loop.
+    """
+
+    count: int = 64
+    smallest_bytes: int = _MEBIBYTE
+    largest_bytes: int = 32 * _MEBIBYTE
+    leaf_bytes: int = 4 * _MEBIBYTE
+
+    @classmethod
+    def least(cls, least_bytes: int) -> "BlockSize":
+        """Blocks where `least_bytes` are worth a copy of their own."""
+        return cls(smallest_bytes=least_bytes, leaf_bytes=4 * least_bytes)
+
+    def target(self, leaf_bytes: int) -> int:
+        """Bytes of a block of a leaf that has `leaf_bytes` on each device."""
+        wanted = leaf_bytes // self.count
+        return max(self.smallest_bytes, min(wanted, self.largest_bytes // 4))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A leaf in blocks, in row-major order.
+
+    `view` has the sizes that each axis of the leaf is looked at with: itself, or shards
+    and places in a shard. `block` is a block's shape in that view, of all shards.
+    """
+
+    view: tuple[tuple[int, ...], ...]
+    block: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The leaf's shape in the view."""
+        return tuple(size for sizes in self.view for size in sizes)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of blocks along each axis of the view."""
+        return tuple(s // b for s, b in zip(self.shape, self.block, strict=True))
+
+    @property
+    def merged(self) -> int:
+        """How many leading axes of the view are joined to the one that is cut last.
+
+        They can be if a block has one place on each of them: then it is a piece of the
+        joined axis.
+        """
+        last = max((a for a, n in enumerate(self.grid) if n > 1), default=0)
+        return last if all(n == 1 for n in self.block[:last]) else 0
+
+    @property
+    def one_axis(self) -> bool:
+        """Whether blocks follow one another along one axis of `rows`."""
+        return self.merged > 0 or sum(n > 1 for n in self.grid) == 1
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The leaf's shape as it is sliced: the view's, leading axes joined."""
+        joined = self.merged + 1
+        return (math.prod(self.shape[:joined]), *self.shape[joined:])
+
+    @property
+    def piece(self) -> tuple[int, ...]:
+        """A block's shape in `rows`."""
+        return self.block[self.merged :]
+
+    @property
+    def row_axis(self) -> int:
+        """The axis of `rows` that is cut, the first one if several are."""
+        return 0 if self.merged else self.first_axis
+
+    def spread(self, partition: Sequence[Any]) -> tuple[Any, ...]:
+        """How `rows` are spread over a mesh, if the leaf's axes are like this.
+
+        Of an axis that is looked at as two it is the shards that are spread.
+        """
+        parts = zip(self.view, partition, strict=True)
+        viewed = [p for sizes, one in parts for p in (one, *[None] * (len(sizes) - 1))]
+        joined = next((p for p in viewed[: self.merged + 1] if p is not None), None)
+        return (joined, *viewed[self.merged + 1 :])
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return math.prod(self.grid)
+
+    @property
+    def first_axis(self) -> int:
+        """The first axis of the view that is cut."""
+        return next(axis for axis, n in enumerate(self.grid) if n > 1)
+
+    def viewed(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape in the view of an array with the leaf's axes, some of size one."""
+        return tuple(
+            part
+            for size, sizes in zip(shape, self.view, strict=True)
+            for part in (sizes if size == math.prod(sizes) else (1,) * len(sizes))
+        )
+
+
+def cut_leaf(
+    shape: Sequence[int],
+    per_device: Sequence[int],
+    itemsizes: Sequence[int],
+    size: BlockSize,
+) -> Cut | str:
+    """The cut of a leaf, or why there is none.
+
+    **Arguments:** `per_device` is the shape of one device's shard. `itemsizes` are
+    those of all arrays that are cut along with the leaf.
+    """
+    current = math.prod(per_device) * max(itemsizes)
+    if current == 0:
+        return "it has no elements"
+    if current < size.leaf_bytes:
+        return f"it is small ({current} bytes)"
+    if len(shape) < 2:
+        return "it has no rows to cut between"
+    every = range(len(shape) - 1)
+    cuts = [_cut_along(every, shape, per_device, itemsizes, size)]
+    if not cuts[0].one_axis:
+        cuts = [_cut_along((a,), shape, per_device, itemsizes, size) for a in every]
+    shards = math.prod(shape) // math.prod(per_device)
+
+    def weight(cut: Cut) -> int:
+        return math.prod(cut.block) * max(itemsizes) // shards
+
+    best = min(cuts, key=weight)
+    if weight(best) > size.largest_bytes or best.count < 2:
+        return f"its shape {tuple(shape)} cannot be cut evenly into small blocks"
+    return best
+
+
+def _cut_along(
+    axes: Collection[int],
+    shape: Sequence[int],
+    per_device: Sequence[int],
+    itemsizes: Sequence[int],
+    size: BlockSize,
+) -> Cut:
+    """The cut along some of the axes, the first ones first."""
+    current = math.prod(per_device) * max(itemsizes)
+    target = size.target(current)
+    view: list[tuple[int, ...]] = []
+    block: list[int] = []
+    for axis, (whole, mine) in enumerate(zip(shape, per_device, strict=True)):
+        part = mine
+        if axis in axes and current > target and whole % mine == 0:
+            tile = _ROW_BYTES // min(itemsizes) if axis == len(shape) - 2 else 1
+            part = _part(mine, math.ceil(current / target), max(1, tile))
+        current = current // mine * part
+        if part == mine:
+            view.append((whole,))
+            block.append(whole)
+        else:
+            view.append((whole,) if whole == mine else (whole // mine, mine))
+            block += [part] if whole == mine else [whole // mine, part]
+    return Cut(view=tuple(view), block=tuple(block))
+
+
+def _part(length: int, pieces: int, multiple: int) -> int:
+    """The largest even part of an axis that makes `pieces`, or the smallest at all."""
+    parts = [p for p in _divisors(length) if p % multiple == 0]
+    enough = [p for p in parts if length // p >= pieces]
+    return max(enough, default=min(parts, default=length))
+
+
+def _divisors(length: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(length) + 1) if length % d == 0]
+    return sorted({*small, *(length // d for d in small)})

@@ -1,0 +1,1 @@
+"""`verify`, the gate before a long run: the planned step beside the plain one."""

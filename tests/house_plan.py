@@ -36,6 +36,7 @@ WITHOUT_JAX = {
     "_audit._allow",
     "_audit._find",
     "_audit._memory",
+    "_audit._pace",
     "_audit._programs",
     "_audit._sampler",
     "_audit._steps",

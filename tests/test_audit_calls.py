@@ -184,7 +184,7 @@ def test_a_mistake_of_the_audits_is_told_and_the_loop_goes_on(monkeypatch):
     def broken(*_):
         raise KeyError("no such thing")
 
-    monkeypatch.setattr("stowax._audit._watch.is_operation", broken)
+    monkeypatch.setattr("stowax._audit._known.is_operation", broken)
     with stowax.audit() as audit:
         assert step(W.copy(), W)[1] == 64
     assert "by a mistake of its own: KeyError" in " ".join(audit.record.notes)

@@ -31,6 +31,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import dispatch as _dispatch
 from jax._src import pjit as _pjit
+from jax._src import stages as _stages
 
 from ._jax import argument_names
 
@@ -60,6 +61,9 @@ class Watcher:
 
     def waited(self, value: Any, seconds: float) -> None:
         """`block_until_ready` returned."""
+
+    def failed_with(self, value: Any, error: BaseException) -> None:
+        """A read, a wait or a call with `value` raised."""
 
     def warned(self, message: str) -> None:
         """A warning was given."""
@@ -141,6 +145,7 @@ def _install() -> None:
     _api._post_hook_state = state  # pyright: ignore[reportAttributeAccessIssue]
     _undo.append(state.end)
     _replace(_pjit, "_run_python_pjit", _slow_way(_pjit._run_python_pjit))
+    _replace(_stages.Compiled, "call", _ahead(_stages.Compiled.call))
     put: Any = _dispatch._batched_device_put_impl
     _replace(_dispatch, "_batched_device_put_impl", _putting(put))
     value: Any = vars(Array)["_value"]
@@ -199,10 +204,12 @@ class _PostHook:
 
 
 def _behind(hook: Any) -> Any:
+    if hook is None:
+        return _after
+
     def post(function: Any, args: Any, kwargs: Any, results: Any) -> None:
-        if hook is not None:
-            with unwatched():  # it reads all results
-                hook(function, args, kwargs, results)
+        with unwatched():  # it reads all results
+            hook(function, args, kwargs, results)
         _after(function, args, kwargs, results)
 
     return post
@@ -225,6 +232,46 @@ def _after(function: Any, args: Any, kwargs: Any, results: Any) -> None:
         _thread.inside = False
 
 
+class _telling:
+    """Watchers are told of an error in here."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            for watcher in _watchers:
+                watcher.failed_with(self.value, error)
+
+
+def _ahead(call: Any) -> Any:
+    """The way of a program compiled ahead of time, when it is called at first."""
+
+    def compiled_call(*args: Any, **kwargs: Any) -> Any:
+        if _thread.inside or not _core.trace_state_clean():
+            return call(*args, **kwargs)
+        _thread.inside = True
+        try:
+            with _telling((args[1:], kwargs)):
+                out = call(*args, **kwargs)
+            for watcher in _watchers:
+                watcher.ran(args[0].executable, args[1:], kwargs, out[0], FAST)
+        finally:
+            _thread.inside = False
+        return out
+
+    return staticmethod(compiled_call)
+
+
+def live_arrays() -> list[Any]:
+    """All arrays that somebody has, on the default devices and on the host's."""
+    platforms = dict.fromkeys(("cpu", jax.default_backend()))
+    return [array for name in platforms for array in jax.live_arrays(name)]
+
+
 def _slow_way(run: Any) -> Any:
     def run_python_pjit(
         p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any
@@ -238,7 +285,8 @@ def _slow_way(run: Any) -> Any:
         try:
             for watcher in _watchers:
                 watcher.starts(fun, trip)
-            out = run(p, args_flat, fun, args, kwargs)
+            with _telling(args_flat):
+                out = run(p, args_flat, fun, args, kwargs)
             for watcher in _watchers:
                 watcher.ran(fun, args, kwargs, out[0], trip)
         finally:
@@ -266,7 +314,8 @@ def _reading(how: str, read: Any) -> Any:
                 for watcher in _watchers:
                     watcher.reads(args[0])
             began = time.perf_counter()
-            result = read(*args, **kwargs)
+            with _telling(args[0]):
+                result = read(*args, **kwargs)
             seconds = time.perf_counter() - began
             for watcher in _watchers:
                 watcher.was_read(how, args[0], seconds, result)
@@ -285,7 +334,8 @@ def _waiting(wait: Any) -> Any:
         _thread.inside = True
         try:
             began = time.perf_counter()
-            result = wait(value)
+            with _telling(value):
+                result = wait(value)
             seconds = time.perf_counter() - began
             for watcher in _watchers:
                 watcher.waited(value, seconds)

@@ -45,27 +45,41 @@ def _libraries() -> tuple[str, ...]:
     return (*(folder + os.sep for folder in folders), "<frozen ")
 
 
-@functools.lru_cache(maxsize=1 << 14)
 def is_users(code: CodeType) -> bool:
     """Whether a user wrote this function, and no library."""
-    return not code.co_filename.startswith(_libraries())
+    return _is_users(code.co_filename)  # equal code may stand in several files
 
 
 @functools.lru_cache(maxsize=1 << 14)
+def _is_users(filename: str) -> bool:
+    return not filename.startswith(_libraries())
+
+
 def is_jax(code: CodeType) -> bool:
     """Whether JAX itself wrote this function."""
+    return _is_jax(code.co_filename)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_jax(filename: str) -> bool:
     jaxs = _folder_of_jax()
-    return bool(jaxs) and code.co_filename.startswith(jaxs + os.sep)
+    return bool(jaxs) and filename.startswith(jaxs + os.sep)
+
+
+_places: dict[tuple[int, int | None], tuple[CodeType, Place]] = {}
 
 
 def place_of(frame: FrameType | None) -> Place:
     """The user's innermost line, from `frame` outwards."""
     while frame is not None:
         code = frame.f_code
-        if is_users(code):
-            return Place(
-                code.co_filename, frame.f_lineno, code.co_name, code.co_firstlineno
-            )
+        if _is_users(code.co_filename):
+            line = frame.f_lineno
+            known = _places.get((id(code), line))
+            if known is None:
+                place = Place(code.co_filename, line, code.co_name, code.co_firstlineno)
+                known = _places[id(code), line] = code, place
+            return known[1]
         frame = frame.f_back
     return NOWHERE
 

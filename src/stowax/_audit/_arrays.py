@@ -1,7 +1,7 @@
 """Small questions about arrays and functions that an audit asks at every call."""
 
+import re
 import sys
-import traceback
 import zlib
 from typing import Any
 
@@ -9,41 +9,22 @@ import jax
 import numpy as np
 
 from .._jax_hooks import Array
-from .._where import Place, is_users
+from .._where import is_users
 from ._values import argument_name
 
 _HASHED_BYTES = 1 << 16
-
-
-_sizes: dict[int, tuple[Any, int]] = {}
-_MOST_SIZES = 1 << 14
-
-
-def bytes_of(leaf: Any) -> int:
-    """Bytes of an array of JAX's; 0 of anything else.
-
-    Results of one program share their type, and this is asked for each of them.
-    """
-    if type(leaf) is not Array:
-        return 0
-    aval = leaf.aval
-    known = _sizes.get(id(aval))
-    if known is not None and known[0] is aval:
-        return known[1]
-    if len(_sizes) > _MOST_SIZES:
-        _sizes.clear()
-    size = leaf.size * leaf.dtype.itemsize
-    _sizes[id(aval)] = aval, size
-    return size
+_executables: dict[int, Any] = {}
 
 
 def total_bytes(leaves: Any) -> int:
     """Bytes of all arrays of JAX's in a list."""
-    return sum(map(bytes_of, leaves))
+    return sum(leaf.nbytes for leaf in leaves if type(leaf) is Array)
 
 
 def token_of(value: Any) -> Any:
     """Equal for equal values: of an array its content, by a sample if it is large."""
+    if isinstance(value, list):
+        return [token_of(each) for each in value]
     if not isinstance(value, np.ndarray):
         return repr(value)
     flat = value.reshape(-1) if value.flags.c_contiguous else value.ravel()
@@ -59,25 +40,32 @@ def code_of(inner: Any) -> Any:
     """
     codes: list[Any] = [getattr(inner, "__name__", type(inner).__name__)]
     while inner is not None:
-        codes.append(getattr(inner, "__code__", type(inner).__name__))
+        code = getattr(inner, "__code__", None)
+        # Equal code may stand in several files.
+        codes.append((code, code.co_filename) if code else type(inner).__name__)
         inner = getattr(inner, "__wrapped__", None)
     return tuple(codes)
 
 
-def anonymous() -> tuple[str, bool, Any]:
+def compiled_ahead(function: Any) -> tuple[str, bool, Any]:
     """Name, kind and key of a program without a function: one compiled ahead of time.
 
-    JAX calls those from `stages.py`; others are parts of a derivative, dispatched one
-    by one.
+    JAX calls those from `stages.py`, whose first call names the executable; others are
+    parts of a derivative, dispatched one by one.
     """
+    executable: Any = function
     frame, depth = sys._getframe(1), 0
-    while frame is not None and depth < 8:
+    while not hasattr(executable, "unsafe_call"):
+        if frame is None or depth > 8 or is_users(frame.f_code):
+            return "a derivative", True, "derivative"
         if frame.f_code.co_filename.endswith("stages.py"):
-            return "the compiled program", False, ("compiled", id(frame.f_code))
-        if is_users(frame.f_code):
-            break
+            executable = getattr(frame.f_locals.get("self"), "_executable", None)
+            if not hasattr(executable, "unsafe_call"):
+                return "the compiled program", False, ("compiled", id(frame.f_code))
         frame, depth = frame.f_back, depth + 1
-    return "a derivative", True, "derivative"
+    _executables[id(executable)] = executable  # keeps its id its own
+    name = re.sub(r"^jit[_(](.*?)\)?$", r"\1", str(executable.unsafe_call.name))
+    return name, False, ("compiled", id(executable))
 
 
 def elsewhere(arguments: Any, inner: Any, made: list[Any]) -> tuple[str, ...]:
@@ -112,15 +100,8 @@ def has_moved(value: Any, result: Any) -> bool:
     )
 
 
-def reuse_of(error: BaseException) -> tuple[Place, str] | None:
-    """The user's line that used a donated buffer again, if that is the error."""
+def is_reuse(error: BaseException) -> bool:
+    """Whether an error says that a donated buffer was used again."""
     message = str(error).partition("\n")[0]
     deleted = "has been deleted" in message or "deleted or donated" in message
-    if not deleted or not isinstance(error, RuntimeError | ValueError):
-        return None
-    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
-        code = frame.f_code
-        if is_users(code):
-            place = Place(code.co_filename, line, code.co_name, code.co_firstlineno)
-            return place, f"{message:.200}"
-    return None
+    return deleted and isinstance(error, RuntimeError | ValueError)

@@ -18,7 +18,7 @@ from .._errors import ArgumentError
 from .._jax_hooks import unwatched, watch
 from .._records._audit import AuditRecord, Finding
 from ._allow import checked, without_allowed
-from ._arrays import reuse_of
+from ._arrays import is_reuse
 from ._find import findings_of
 from ._watch import Recorder
 
@@ -74,7 +74,7 @@ class Audit:
     def close(self, error: BaseException | None = None) -> None:
         """Ends the audit, once; `error` is what ended the loop."""
         self._watching.close()
-        if self._record is None or (error is not None and reuse_of(error)):
+        if self._record is None or (error is not None and is_reuse(error)):
             found = findings_of(self._recorder.end(error))
             self._record = without_allowed(found, self._allow)
 

@@ -23,16 +23,14 @@ def findings_of(recording: Recording) -> AuditRecord:
         found += _programs.from_programs(recording.facts, steps)
         found += _memory.growth(recording, steps)
         found += _memory.starvation(recording.samples, steps)
-    moments = [recording.events[start].at for start in steps.starts]
+    seconds = steps.seconds
     return AuditRecord(
         findings=tuple(_once(found)),
         steps=steps.count,
         step_file=steps.place.file,
         step_line=steps.place.line,
         transfers=_transfers.transfers_a_step(steps),
-        step_seconds=(
-            (moments[-1] - moments[0]) / (len(moments) - 1) if len(moments) > 1 else 0.0
-        ),
+        step_seconds=sum(seconds) / len(seconds) if seconds else 0.0,
         notes=tuple(_notes(recording, steps.count)),
     )
 

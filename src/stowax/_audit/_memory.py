@@ -44,14 +44,15 @@ def growth(recording: Recording, steps: Steps) -> Iterator[Finding]:
 def starvation(samples: tuple[Sample, ...], steps: Steps) -> Iterator[Finding]:
     """Lines of the loop on which the device is idle and the program not in JAX."""
     moments = [steps.events[start].at for start in steps.starts]
-    if len(moments) < 3:
+    durations = steps.seconds
+    if len(durations) < 2:
         return
-    span = moments[-1] - moments[0]
+    span = sum(durations)
     calls = {event.place[:2] for _, _, event in steps.inside() if event.what == "call"}
     found: dict[Place, list[Sample]] = defaultdict(list)
     for sample in samples:
         # A library's work around the call, such as taking a model apart, is no input.
-        if sample.places[0][:2] in calls:
+        if sample.places[0][:2] in calls or sample.thread != steps.thread:
             continue
         if moments[0] <= sample.at <= moments[-1]:
             for place in sample.places:
@@ -60,9 +61,9 @@ def starvation(samples: tuple[Sample, ...], steps: Steps) -> Iterator[Finding]:
                     break
     for place, group in found.items():
         seconds = sum(sample.seconds for sample in group)
-        each = seconds / (len(moments) - 1)
+        each = seconds / len(durations)
         steps_hit = {sum(moment <= sample.at for moment in moments) for sample in group}
-        regular = 2 * len(steps_hit) >= len(moments) - 1
+        regular = 2 * len(steps_hit) >= len(durations)
         if regular and each >= _STARVED_SECONDS and seconds >= _STARVED_SHARE * span:
             yield finding(
                 "starved-device",

@@ -1,10 +1,12 @@
 """Findings about jitted functions, and what runs outside of them; no JAX."""
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 
-from .._records._audit import Event, Facts, Finding, Recording
+from .._records._audit import Event, Facts, Finding, Recording, Reuse
 from .._units import format_bytes
+from .._where import Place
 from ._steps import Steps, rate, regular_lines
 from ._transfers import finding, from_line
 
@@ -117,15 +119,30 @@ def donations(recording: Recording, steps: Steps) -> Iterator[Finding]:
             "updated array in the type it came in.",
             count=rate(1, steps.count),
         )
-    if recording.reused is not None:
-        place, message = recording.reused
+    yield from _used_again(recording, steps)
+
+
+def _used_again(recording: Recording, steps: Steps) -> Iterator[Finding]:
+    """Donated buffers that are used again, by the lines that do so."""
+    found: dict[Place, list[Reuse]] = defaultdict(list)
+    for reuse in recording.reused:
+        found[reuse.place].append(reuse)
+    for place, group in found.items():
+        reuse = group[0]
+        what = reuse.message
+        if reuse.argument:
+            at = f"{os.path.basename(reuse.donated_at.file)}:{reuse.donated_at.line}"
+            what = (
+                f"{reuse.argument} was donated to {reuse.function} at {at} and is used "
+                f"again here: {reuse.message}"
+            )
         yield finding(
             "donated-reuse",
             place,
-            message,
+            what,
             "Use what the step returned in its place, or copy it before the step: "
             "value.copy().",
-            count=rate(1, steps.count),
+            count=rate(len(group), steps.count),
         )
 
 

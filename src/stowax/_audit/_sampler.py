@@ -18,9 +18,12 @@ _DEPTH = 40
 
 
 class Sampler:
-    """Samples one thread from `start` to `stop`; `newest` tells a recent result."""
+    """Samples the loop's thread from `start` to `stop`.
 
-    def __init__(self, thread: int, newest: Any):
+    **Arguments:** `thread` tells who made the newest call, `newest` a result of it.
+    """
+
+    def __init__(self, thread: Any, newest: Any):
         self.samples: list[Sample] = []
         self._thread, self._newest = thread, newest
         self._over = threading.Event()
@@ -41,9 +44,10 @@ class Sampler:
         before = time.perf_counter()
         while not self._over.wait(_EVERY_SECONDS):
             now = time.perf_counter()
-            places = _places(sys._current_frames().get(self._thread))
+            thread = self._thread()
+            places = _places(sys._current_frames().get(thread))
             if places and _is_idle(self._newest()):
-                self.samples.append(Sample(now, now - before, places))
+                self.samples.append(Sample(now, now - before, places, thread))
             before = now
 
 

@@ -6,6 +6,7 @@ handles the whole state), and of about as much, the one called most often.
 """
 
 import bisect
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,16 @@ class Steps:
     def count(self) -> int:
         """Number of steps seen."""
         return len(self.starts)
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Durations of the steps that were seen from one to the next."""
+        pauses = [k for k, event in enumerate(self.events) if event.what == "pause"]
+        return tuple(
+            self.events[after].at - self.events[before].at
+            for before, after in itertools.pairwise(self.starts)
+            if bisect.bisect(pauses, before) == bisect.bisect(pauses, after)
+        )
 
     def step_of(self, event: int) -> int:
         """Number of the step in which an event lies, or -1 for before them all."""

@@ -4,6 +4,8 @@ Used by `_watch` and `_strict`, at every call; arrays of JAX's are passed by.
 """
 
 import functools
+import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -73,18 +75,33 @@ def sent_values(function: Any, args: Any, kwargs: Any) -> list[Sent]:
     """
     arguments = arguments_of(function, args, kwargs)
     leaves, structure = jax.tree.flatten(arguments)
+    return sent_leaves(leaves, lambda: names_of(function, arguments, structure))
+
+
+def sent_leaves(leaves: list[Any], names: Callable[[], list[str]]) -> list[Sent]:
+    """The host's values among some leaves; `names` is called if there are any."""
     found = [k for k, leaf in enumerate(leaves) if type(leaf) is not Array]
     if not found:
         return []
+    called = names()
+    return [sent(called[k], leaves[k]) for k in found if is_of_the_host(leaves[k])]
+
+
+def names_of(function: Any, arguments: Any, structure: Any) -> list[str]:
+    """Names of the leaves of a call's arguments, as JAX itself would give them."""
     known = _names.get(id(function))
-    if known is None or known[0] is not function or known[1] != structure:
-        inner = getattr(function, "_fun", None)
+    if known is None or known[0]() is not function or known[1] != structure:
+        inner = getattr(function, "_fun", function)
         paths = jax.tree_util.tree_leaves_with_path(arguments)
         names = [argument_name(path, inner) for path, _ in paths]
+        try:
+            reference: Any = weakref.ref(function)
+        except TypeError:
+            return names
         if len(_names) > _MOST_NAMES:
             _names.clear()
-        known = _names[id(function)] = function, structure, names
-    return [sent(known[2][k], leaves[k]) for k in found if is_of_the_host(leaves[k])]
+        known = _names[id(function)] = reference, structure, names
+    return known[2]
 
 
 def is_of_the_host(leaf: Any) -> bool:
@@ -109,9 +126,15 @@ def argument_name(path: Any, inner: Any) -> str:
 
 def sent(name: str, leaf: Any) -> Sent:
     """The record of one value."""
+    config: Any = jax.config
+    itemsize = _itemsize(getattr(leaf, "dtype", type(leaf)), config.jax_enable_x64)
     if isinstance(leaf, np.ndarray | np.generic):
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
         kind = "ndarray" if isinstance(leaf, np.ndarray) else type(leaf).__name__
-        return Sent(name, kind, leaf.shape, leaf.size * dtype.itemsize, leaf)
-    dtype = jax.dtypes.canonicalize_dtype(np.result_type(type(leaf)))
-    return Sent(name, type(leaf).__name__, (), dtype.itemsize, leaf)
+        return Sent(name, kind, leaf.shape, leaf.size * itemsize, leaf)
+    return Sent(name, type(leaf).__name__, (), itemsize, leaf)
+
+
+@functools.lru_cache(maxsize=1 << 8)
+def _itemsize(kind: Any, _x64: bool) -> int:
+    """Bytes of an element on the device, which depends on the setting `_x64`."""
+    return jax.dtypes.canonicalize_dtype(np.result_type(kind)).itemsize

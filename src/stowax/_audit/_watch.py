@@ -10,71 +10,54 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from typing import Any
 
 import jax
 import numpy as np
 
-from .._jax_hooks import Array, Trip, Watcher, unwatched
-from .._records._audit import Alive, Event, Facts, Recording, Sample, SentValue, Unused
-from .._where import called_by_user, here
-from ._arrays import (
-    anonymous,
-    bytes_of,
-    code_of,
-    elsewhere,
-    has_moved,
-    reuse_of,
-    token_of,
-    total_bytes,
-)
+from .._jax_hooks import Array, Trip, Watcher, live_arrays, unwatched
+from .._records._audit import Alive, Event, Facts, Recording, Sample, SentValue
+from .._where import Place, called_by_user, here
+from ._arrays import elsewhere, has_moved, is_reuse, token_of, total_bytes
+from ._donations import Donations
 from ._facts import facts_of
+from ._known import Function, Known
+from ._pace import Pace
 from ._sampler import Sampler
 from ._signature import difference, signature_of
-from ._values import (
-    Sent,
-    argument_name,
-    is_of_the_host,
-    is_operation,
-    sent,
-    sent_values,
-)
+from ._values import Sent, arguments_of, names_of, sent, sent_leaves
+from ._values import is_of_the_host as is_hosts
 
 _RECENT = 512  # events whose results are known by their ids
 _KEPT_BYTES = 4096  # arrays below are not followed: growth of this size is none
 _CLOSELY = 4  # calls of each function that are looked at for where arguments lie
 _UNUSABLE = "Some donated buffers were not usable"
-
-
-class _Function(NamedTuple):
-    """What is known of a jitted function; `code` is the same for one made anew."""
-
-    function: Any  # keeps its id its own
-    inner: Any
-    name: str
-    operation: bool
-    code: Any
+_VARIES = object()  # a value that is not the same in every step
 
 
 def _safely(tell: Callable[..., None]) -> Callable[..., None]:
-    """A mistake of the audit's ends the audit, and not the program that it looks at."""
+    """A mistake of the audit's ends the audit, and not the program that it looks at.
+
+    What the audit takes is added up, and while it rests, only calls are told.
+    """
+    calls = tell.__name__ == "ran"
 
     @functools.wraps(tell)
-    def told(self: "Recorder", *args: Any, **kwargs: Any) -> None:
+    def told(self: "Recorder", *args: Any) -> None:
         if self.full:
             return
+        if self.pace.resting and not (calls and self.pace.wakes(args[0], args[4].slow)):
+            return
+        began = time.perf_counter()
         try:
-            tell(self, *args, **kwargs)
+            tell(self, *args)
         except Exception as error:
             self.failed, self.full = f"{type(error).__name__}: {error}", True
+        self.pace.spent += time.perf_counter() - began
 
     return told
-
-
-class _Candidate(NamedTuple):
-    reference: Any
-    unused: Unused
 
 
 class Recorder(Watcher):
@@ -87,18 +70,18 @@ class Recorder(Watcher):
         self.failed = ""
         self.on_full: Callable[[], None] | None = None
         self.samples: list[Sample] = []
-        self._functions: dict[int, _Function] = {}
+        self.pace = Pace()
+        self._known = Known()
+        self._donations = Donations(least_bytes)
         self._calls: collections.Counter = collections.Counter()
         self._signatures: dict[Any, Any] = {}
         self._facts: dict[Any, Any] = {}
-        self._recent: collections.deque = collections.deque(maxlen=_RECENT)
+        self._makers: dict[int, int] = {}
         self._last_sent: dict[Any, Any] = {}
-        self._candidates: dict[int, _Candidate] = {}
-        self._unused: list[Unused] = []
-        self._made: list[tuple[Any, Alive]] = []
+        self._copies: list[tuple[Any, Alive]] = []
         self._warnings: list[tuple[Any, str]] = []
-        self._reused: Any = None
         self._newest: Any = None
+        self._thread = threading.get_ident()
         self._lock = threading.RLock()
         self._sampler: Sampler | None = None
 
@@ -108,10 +91,18 @@ class Recorder(Watcher):
     def ran(
         self, function: Any, args: Any, kwargs: Any, results: Any, trip: Trip, /
     ) -> None:
-        place, now = here(), time.perf_counter()
-        known = self._known(function)
-        leaves, made = jax.tree.leaves((args, kwargs)), jax.tree.leaves(results)
-        sizes = [*map(bytes_of, made)]
+        now, place = time.perf_counter(), here()
+        known = self._known.function(function)
+        if self._rests(place, known, now) and not trip.slow:
+            return
+        arguments = arguments_of(function, args, kwargs)
+        leaves, structure = jax.tree.flatten(arguments)
+        made = jax.tree.leaves(results)
+        types = self._known.made(function, made)
+
+        def names() -> list[str]:
+            return names_of(function, arguments, structure)
+
         with self._lock:
             number = len(self.events)
             if known.name == "stage":  # jax.numpy.asarray of what is not on the device
@@ -119,45 +110,73 @@ class Recorder(Watcher):
                 self._note_put(place, values, made, number)
                 return
             if trip.slow:
-                host = [sent(n, v) for n, v in trip.leaves if is_of_the_host(v)]
+                host = [sent(n, v) for n, v in trip.leaves if is_hosts(v)]
             else:
-                host = sent_values(function, args, kwargs)
-            what = "operation" if known.operation else "call"
+                host = sent_leaves(leaves, names)
             event = Event(
-                what=what,
+                what="operation" if known.operation else "call",
                 place=place,
                 name=known.name,
-                key=known.code,
+                key=known.key,
                 thread=threading.get_ident(),
                 at=now,
-                bytes=sum(sizes),
-                sent=tuple(self._note_sent(place, known.name, v) for v in host),
+                bytes=types.total,
+                sent=tuple([self._note_sent(place, known.name, v) for v in host]),
             )
-            self._use(leaves)
+            self.pace.note(
+                (place, known.key), function, types.total, not known.operation
+            )
+            self._donations.use(leaves)
             if not known.operation:
                 event = self._look_at_call(
                     event, known, function, (args, kwargs), made, trip
                 )
+                self._donations.note(
+                    number, function, known, place, leaves, names, made, types.largest
+                )
             if not self.full:  # with that call begins a step that is not looked at
                 self.events.append(event)
-                self._note_made(made, number, sizes)
+                self._note_made(made, number)
+        self._tell_if_full()
+
+    def _tell_if_full(self) -> None:
         if self.full and (tell := self.on_full) is not None:
             self.on_full = None
             tell()
 
+    def _rests(self, place: Place, known: Function, now: float) -> bool:
+        """Whether a call is passed by, so that the loop is not slowed down."""
+        with self._lock:
+            before = self.pace.resting
+            rests = self.pace.at_call((place, known.key), now)
+            if rests and not before:
+                self.events.append(Event("pause", place, at=now))
+                self._donations.forget()
+                self._makers.clear()
+            if rests and self.pace.leads((place, known.key)):
+                self._calls[place, known.key] += 1
+                self.full = self._calls[place, known.key] > self.limit
+                self._tell_if_full()
+        return rests
+
     @_safely
     def was_read(self, how: str, value: Any, seconds: float, result: Any) -> None:
-        arrays = [leaf for leaf in jax.tree.leaves(value) if type(leaf) is Array]
-        if not arrays:
-            return
+        if type(value) is Array:
+            arrays = [value]
+        else:
+            arrays = [leaf for leaf in jax.tree.leaves(value) if type(leaf) is Array]
+            if not arrays:
+                return
         with self._lock:
             number = len(self.events)
-            self._note_seen("read", how, arrays, seconds)
+            size = self._note_seen("read", how, arrays, seconds)
+            if size < _KEPT_BYTES:
+                return
             for leaf in jax.tree.leaves(result):
                 # What is no copy keeps the array itself alive.
                 copied = isinstance(leaf, np.ndarray) and leaf.flags.owndata
                 if copied and leaf.nbytes >= _KEPT_BYTES:
-                    self._made.append((weakref.ref(leaf), Alive(number, leaf.nbytes)))
+                    self._copies.append((weakref.ref(leaf), Alive(number, leaf.nbytes)))
 
     @_safely
     def waited(self, value: Any, seconds: float) -> None:
@@ -176,37 +195,28 @@ class Recorder(Watcher):
         if message.startswith(_UNUSABLE):
             self._warnings.append((here(), message.partition("\n")[0]))
 
-    # --- noting ---------------------------------------------------------------------
+    def failed_with(self, value: Any, error: BaseException) -> None:
+        if not self.full and is_reuse(error):
+            message = f"{str(error).partition(chr(10))[0]:.200}"
+            self._donations.use_again(jax.tree.leaves(value), here(), message)
 
-    def _known(self, function: Any) -> _Function:
-        inner = getattr(function, "_fun", None)
-        key = id(function if inner is None else inner)
-        if (known := self._functions.get(key)) is None:
-            if inner is None and not hasattr(function, "__name__"):
-                known = _Function(function, None, *anonymous())
-            else:
-                inner = function if inner is None else inner
-                name = getattr(inner, "__name__", type(inner).__name__)
-                known = _Function(
-                    function, inner, name, is_operation(inner), code_of(inner)
-                )
-            self._functions[key] = known
-        return known
+    # --- noting ---------------------------------------------------------------------
 
     def _look_at_call(
         self,
         event: Event,
-        known: _Function,
+        known: Function,
         function: Any,
         arguments: Any,
         made: list[Any],
         trip: Trip,
     ) -> Event:
         self._newest = weakref.ref(made[-1]) if made else None
-        self._calls[event.place, known.code] += 1
-        count = self._calls[event.place, known.code]
+        self._thread = event.thread
+        self._calls[event.place, known.key] += 1
+        count = self._calls[event.place, known.key]
         self.full = count > self.limit
-        if trip.slow or known.code not in self._signatures:
+        if trip.slow or known.key not in self._signatures:
             event = self._look_at_trip(event, known, function, arguments, trip)
         if count <= _CLOSELY:
             event = event._replace(
@@ -214,18 +224,17 @@ class Recorder(Watcher):
                     arguments, getattr(function, "_fun", function), made
                 )
             )
-        self._note_candidates(known, arguments, made)
         return event
 
     def _look_at_trip(
-        self, event: Event, known: _Function, function: Any, arguments: Any, trip: Trip
+        self, event: Event, known: Function, function: Any, arguments: Any, trip: Trip
     ) -> Event:
         signature = signature_of(function, arguments, trip)
-        before = self._signatures.get(known.code)
-        self._signatures[known.code] = signature
-        if known.code not in self._facts:
+        before = self._signatures.get(known.key)
+        self._signatures[known.key] = signature
+        if known.key not in self._facts:
             with unwatched():
-                self._facts[known.code] = self._facts_of(function, arguments, trip)
+                self._facts[known.key] = self._facts_of(function, arguments, trip)
         if before is None or not trip.compiled_seconds:
             return event
         return event._replace(
@@ -245,13 +254,20 @@ class Recorder(Watcher):
         return facts_of(params["jaxpr"], params["donated_invars"], self.least_bytes)
 
     def _note_sent(self, place: Any, name: str, value: Sent) -> SentValue:
-        same = self._is_same((place, name, value.name), token_of(value.value))
+        same = self._is_same((place, name, value.name), value.value)
         return SentValue(value.name, value.described, value.bytes, same)
 
-    def _is_same(self, key: Any, token: Any) -> bool:
-        same = key in self._last_sent and self._last_sent[key] == token
-        self._last_sent[key] = token
-        return same
+    def _is_same(self, key: Any, value: Any) -> bool:
+        """Whether `value` is at this place the same as ever: asked until it is not."""
+        before = self._last_sent.get(key)
+        if before is _VARIES:
+            return False
+        token = token_of(value)
+        if before is None or before == token:
+            self._last_sent[key] = token
+        else:
+            self._last_sent[key] = _VARIES
+        return before == token
 
     def _note_put(self, place: Any, values: Any, made: Any, number: int) -> None:
         host = [
@@ -265,7 +281,6 @@ class Recorder(Watcher):
         if not host and not moved:
             return
         found = [sent("value", value) for value in host]
-        tokens = [token_of(value) for value in host]
         self.events.append(
             Event(
                 what="put",
@@ -279,7 +294,7 @@ class Recorder(Watcher):
                         found[0].name,
                         found[0].described,
                         sum(value.bytes for value in found),
-                        self._is_same((place, "put"), tokens),
+                        self._is_same((place, "put"), host),
                     ),
                 )
                 if found
@@ -287,14 +302,14 @@ class Recorder(Watcher):
                 moved=bool(moved),
             )
         )
-        self._use(values)
+        self._donations.use(values)
         self._note_made(made, number)
 
-    def _note_seen(self, what: str, how: str, arrays: list, seconds: float) -> None:
-        place = here()
+    def _note_seen(self, what: str, how: str, arrays: list, seconds: float) -> int:
+        place, size = here(), total_bytes(arrays)
         with self._lock:
-            made = max((self._maker(array) for array in arrays), default=-1)
-            self._use(arrays)
+            made = max(map(self._maker, arrays), default=-1)
+            self._donations.use(arrays)
             self.events.append(
                 Event(
                     what=what,
@@ -302,77 +317,31 @@ class Recorder(Watcher):
                     name=how,
                     thread=threading.get_ident(),
                     at=time.perf_counter(),
-                    bytes=total_bytes(arrays),
+                    bytes=size,
                     seconds=seconds,
                     made=made,
                 )
             )
+        return size
 
     def _maker(self, array: Any) -> int:
-        for number, ids in reversed(self._recent):
-            if id(array) in ids:
-                return number
-        return -1
+        number = self._makers.get(id(array), -1)
+        return number if number >= len(self.events) - _RECENT else -1
 
-    def _note_made(self, made: Any, number: int, sizes: Any = None) -> None:
-        self._recent.append((number, frozenset(map(id, made))))
-        for leaf, size in zip(made, sizes or map(bytes_of, made), strict=False):
-            if size >= _KEPT_BYTES:
-                self._made.append((weakref.ref(leaf), Alive(number, size)))
-
-    def _use(self, leaves: Any) -> None:
-        """What is used after a call could not have been donated to it."""
-        if self._candidates:
-            for leaf in leaves:
-                found = self._candidates.get(id(leaf))
-                if found is not None and found.reference() is leaf:
-                    del self._candidates[id(leaf)]
-
-    def _note_candidates(self, known: _Function, arguments: Any, made: Any) -> None:
-        """Large arguments that a result fits in place of, and that were not donated."""
-        number = len(self.events)
-        least = max(self.least_bytes, 1)
-        room: collections.Counter = collections.Counter()
-        for leaf in made:
-            if bytes_of(leaf) >= least:
-                room[leaf.shape, leaf.dtype] += 1
-        if not room:
-            return
-        kept = []
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
-            if bytes_of(leaf) < least:
-                continue
-            if leaf.is_deleted():
-                room[leaf.shape, leaf.dtype] -= 1
-            else:
-                kept.append((path, leaf))
-        for path, leaf in kept:
-            if room[leaf.shape, leaf.dtype] > 0:
-                room[leaf.shape, leaf.dtype] -= 1
-                self._follow(
-                    leaf,
-                    Unused(number, argument_name(path, known.inner), bytes_of(leaf)),
-                )
-
-    def _follow(self, leaf: Any, unused: Unused) -> None:
-        key = id(leaf)
-
-        def dead(reference: Any) -> None:
-            found = self._candidates.get(key)
-            if found is not None and found.reference is reference:
-                del self._candidates[key]
-                self._unused.append(unused)
-
-        self._candidates[key] = _Candidate(weakref.ref(leaf, dead), unused)
+    def _note_made(self, made: Any, number: int) -> None:
+        # An array that is alive was made by the newest event that made one of its id.
+        self._makers.update(zip(map(id, made), repeat(number)))
 
     # --- the ends -------------------------------------------------------------------
 
     def begin(self) -> None:
         """Starts to look where this thread stands."""
-        self._sampler = Sampler(
-            threading.get_ident(), lambda: self._newest and self._newest()
-        )
+        self._sampler = Sampler(lambda: self._thread, self._newest_result)
         self._sampler.start()
+
+    def _newest_result(self) -> Any:
+        newest = None if self.pace.resting else self._newest
+        return newest and newest()
 
     def mark_step(self) -> None:
         """A step begins here, says who knows."""
@@ -385,16 +354,24 @@ class Recorder(Watcher):
             self._sampler.stop()
             self.samples, self._sampler = self._sampler.samples, None
         if error is not None:
-            self._reused = reuse_of(error)
+            self._donations.ended_by(error)
         self.full = True
         gc.collect()
         return Recording(
             events=tuple(self.events),
             facts=dict(self._facts),
-            unused=tuple(self._unused),
-            alive=tuple(alive for ref, alive in self._made if ref() is not None),
+            unused=tuple(self._donations.unused),
+            alive=tuple(self._alive()),
             samples=tuple(self.samples),
             warnings=tuple(self._warnings),
-            reused=self._reused,
+            reused=tuple(self._donations.reused),
             failed=self.failed,
         )
+
+    def _alive(self) -> Iterator[Alive]:
+        """What was made meanwhile and is alive: on devices, and copied to the host."""
+        for array in live_arrays():
+            number = self._makers.get(id(array))
+            if number is not None and array.nbytes >= _KEPT_BYTES:
+                yield Alive(number, array.nbytes)
+        yield from (alive for ref, alive in self._copies if ref() is not None)

@@ -41,7 +41,7 @@ class SentValue(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One thing that happened; `what` is call, operation, read, wait, put or step.
+    """One thing that happened: call, operation, read, wait, put, step or pause.
 
     `made` is the number of the event that made what is read or waited for (-1: long
     before), `key` tells functions apart, `at` is a moment in seconds.
@@ -71,6 +71,16 @@ class Unused(NamedTuple):
     bytes: int
 
 
+class Reuse(NamedTuple):
+    """A donated buffer that was used again at `place`, and the call that donated it."""
+
+    place: Place
+    message: str
+    argument: str = ""
+    function: str = ""
+    donated_at: Place = NOWHERE
+
+
 class Alive(NamedTuple):
     """An array that event `event` made, and that was alive at the end."""
 
@@ -84,6 +94,7 @@ class Sample(NamedTuple):
     at: float
     seconds: float
     places: tuple[Place, ...]
+    thread: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +124,7 @@ class Recording:
     alive: tuple[Alive, ...] = ()
     samples: tuple[Sample, ...] = ()
     warnings: tuple[tuple[Place, str], ...] = ()
-    reused: tuple[Place, str] | None = None
+    reused: tuple[Reuse, ...] = ()
     failed: str = ""
 
 

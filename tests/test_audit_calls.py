@@ -1,5 +1,7 @@
 """The ways to ask for an audit, what it gives back, and what it allows."""
 
+import contextlib
+import inspect
 import json
 
 import jax
@@ -178,6 +180,68 @@ def test_a_program_compiled_ahead_of_time_is_a_step_too():
             w, _ = compiled(w, np.full((8, 8), k, np.float32))
     assert [f.kind for f in audit.findings] == ["implicit-transfer"]
     assert audit.record.notes == ()
+
+
+def test_its_first_call_too():
+    programs = [
+        step.lower(W, W).compile(),
+        jax.jit(lambda w: jnp.sum(w)).lower(W).compile(),
+    ]
+    with stowax.audit(steps=2) as audit:
+        _, loss = programs[0](W.copy(), np.ones((8, 8), np.float32))
+        programs[1](W)
+        float(loss)
+    calls = [e for e in audit._recorder.events if e.what == "call"]
+    assert [e.name for e in calls] == ["<lambda>", "<lambda>"]
+    assert calls[0].key != calls[1].key
+    assert calls[0].sent[0].described == "a NumPy array of float32[8, 8]"
+
+
+def _donates(uses):
+    with stowax.audit() as audit:
+        w = W.copy()
+        for _ in range(3):
+            new, _ = step(w, W)
+            with contextlib.suppress(RuntimeError, ValueError):
+                uses(w)
+            w = new
+    return audit.findings
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        lambda w: jax.device_get(w),
+        lambda w: np.asarray(w),
+        lambda w: w.item(0),
+        lambda w: jax.jit(lambda x: x + 1)(w),
+        lambda w: jax.block_until_ready(w),
+    ],
+)
+def test_a_donated_buffer_that_is_used_again_names_both_lines(uses):
+    """Also where the script catches the error and goes on."""
+    source, first = inspect.getsourcelines(_donates)
+    donated = first + next(k for k, line in enumerate(source) if "step(w, W)" in line)
+    found = [f for f in _donates(uses) if f.kind == "donated-reuse"]
+    assert len(found) == 1
+    assert found[0].line == uses.__code__.co_firstlineno
+    assert f"to <lambda> at test_audit_calls.py:{donated} and" in found[0].what
+    assert found[0].count == 1
+
+
+def test_the_error_that_ends_a_loop_names_both_lines():
+    def loop():
+        w = W.copy()
+        for _ in range(3):
+            step(w, W)
+
+    audit = stowax.audit()
+    with pytest.raises((RuntimeError, ValueError)), audit:
+        loop()
+    (found,) = [f for f in audit.findings if f.kind == "donated-reuse"]
+    assert found.line == loop.__code__.co_firstlineno + 3
+    at = f"test_audit_calls.py:{found.line}"
+    assert f"w was donated to <lambda> at {at} and is used again here" in found.what
 
 
 def test_a_mistake_of_the_audits_is_told_and_the_loop_goes_on(monkeypatch):

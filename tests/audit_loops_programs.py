@@ -264,6 +264,25 @@ def full_recomputation():
         w = train(w, x)
 
 
+def plain_layers(w, x):
+    def body(x, w):
+        return jnp.tanh(x @ w), None
+
+    return jnp.sum(jax.lax.scan(body, x, w)[0])  # here: kept-activations, of deep
+
+
+def deep(rows=1 << 14):
+    """Three layers of 16 numbers a row, at least: more than 1024 times 4096 bytes."""
+    train = jax.jit(lambda w, x: w - jax.grad(plain_layers)(w, x), donate_argnums=0)
+    w, x = jnp.ones((3, 16, 16), jnp.float32), jnp.ones((rows, 16), jnp.float32)
+    for _ in range(STEPS):
+        w = train(w, x)
+
+
+def deep_clean():
+    deep(rows=64)
+
+
 def full_recomputation_clean():
     def plain(w, x):
         return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0])

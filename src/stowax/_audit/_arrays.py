@@ -105,3 +105,11 @@ def is_reuse(error: BaseException) -> bool:
     message = str(error).partition("\n")[0]
     deleted = "has been deleted" in message or "deleted or donated" in message
     return deleted and isinstance(error, RuntimeError | ValueError)
+
+
+def memory_limit() -> int:
+    """Bytes that the default device has for arrays; 0 where it does not say."""
+    try:
+        return int((jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0))
+    except (RuntimeError, NotImplementedError):
+        return 0

@@ -1,9 +1,11 @@
-"""What a jitted function's jaxpr says to an audit: recomputation, updates that copy.
+"""What a jitted function's jaxpr says to an audit: activations, updates that copy.
 
 Asked once per function: the jaxpr is there when a function is traced, and JAX hands out
 the one that it has of a function that was traced before.
 """
 
+import re
+from collections import Counter
 from typing import Any
 
 import jax
@@ -25,8 +27,13 @@ def facts_of(jaxpr: Any, donated: Any, least_bytes: int) -> Facts:
         for var, name, gone in zip(plain.invars, names, donated, strict=False)
         if not gone and _bytes(var) >= least_bytes
     }
+    most, place = _kept(plain, {_shape(var) for var in plain.invars})
     return Facts(
-        recomputed=_recomputed(plain), copied=tuple(dict.fromkeys(_copied(plain, kept)))
+        arguments=tuple(dict.fromkeys(re.split(r"[.\[]", name)[0] for name in names)),
+        recomputed=_recomputed(plain),
+        kept=place,
+        kept_bytes=most,
+        copied=tuple(dict.fromkeys(_copied(plain, kept))),
     )
 
 
@@ -77,6 +84,47 @@ def _placed(equations: list[Any]) -> Place:
     return next((place for place in places if place.line), NOWHERE)
 
 
+def _nested(equation: Any) -> list[Any]:
+    return [
+        _jax.open_jaxpr(inner)
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        )
+        if hasattr(inner, "eqns")
+    ]
+
+
+def _kept(plain: Any, shapes: set[Any]) -> tuple[int, Place]:
+    """Bytes that the forward pass makes and the backward pass reads, and their line.
+
+    JAX says of each equation whether it is transposed. What has the shape of an
+    argument (`shapes`) is a parameter in another type.
+    """
+    found: Counter = Counter()
+    made: dict[Any, Any] = {}
+    inner: list[tuple[int, Place]] = []
+    for equation in plain.eqns:
+        backward = "transpose(" in _jax.name_stack(equation)
+        for var in {v for v in equation.invars if isinstance(v, _jax.Var)}:
+            if backward and var in made:
+                found[_place(made.pop(var))] += _bytes(var)
+        if not backward:
+            made.update(
+                dict.fromkeys(
+                    (v for v in equation.outvars if _shape(v) not in shapes),
+                    equation,
+                )
+            )
+        inner += [_kept(jaxpr, shapes) for jaxpr in _nested(equation)]
+    known = [(size, place) for place, size in found.items() if place.line]
+    own = sum(found.values()), max(known, default=(0, NOWHERE))[1]
+    return max([own, *inner], key=lambda kept: kept[0])
+
+
+def _shape(var: Any) -> Any:
+    return getattr(var.aval, "shape", None)
+
+
 def _recomputed(plain: Any) -> Place | None:
     """The line of `jax.checkpoint`, where it says to compute again in the backward."""
     for equation in plain.eqns:
@@ -84,10 +132,7 @@ def _recomputed(plain: Any) -> Place | None:
             if equation.params.get("differentiated"):
                 return _placed([equation, *_inside(equation.params["jaxpr"])])
             continue
-        for inner in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-        ):
-            opened = _jax.open_jaxpr(inner) if hasattr(inner, "eqns") else None
-            if opened is not None and (found := _recomputed(opened)) is not None:
+        for inner in _nested(equation):
+            if (found := _recomputed(inner)) is not None:
                 return found
     return None

@@ -20,7 +20,7 @@ def findings_of(recording: Recording) -> AuditRecord:
         found += _transfers.many(steps)
         found += _transfers.reads(steps)
         found += _programs.operations(steps)
-        found += _programs.from_programs(recording.facts, steps)
+        found += _programs.from_programs(recording.facts, steps, recording.enough_bytes)
         found += _memory.growth(recording, steps)
         found += _memory.starvation(recording.samples, steps)
     seconds = steps.seconds

@@ -156,8 +156,13 @@ def _donate(name: str, roots: list[str]) -> str:
     return f"jax.jit({name}, donate_argnames={tuple(roots)!r})"
 
 
-def from_programs(facts: dict[object, Facts], steps: Steps) -> Iterator[Finding]:
-    """What the jaxprs of the functions called say: copies, recomputation."""
+def from_programs(
+    facts: dict[object, Facts], steps: Steps, enough: int
+) -> Iterator[Finding]:
+    """What the jaxprs of the functions called say: copies, recomputation.
+
+    **Arguments:** kept activations below `enough` bytes are no matter.
+    """
     called = defaultdict(list)
     for _, _, event in steps.inside():
         if event.what == "call":
@@ -176,14 +181,36 @@ def from_programs(facts: dict[object, Facts], steps: Steps) -> Iterator[Finding]
                 count=rate(len(events), steps.count),
                 bytes=update.bytes,
             )
+        count = rate(len(events), steps.count)
+        name, plan = events[0].name, _plan(events[0].name, known.arguments)
         if known.recomputed is not None:
             yield finding(
                 "recomputation",
                 known.recomputed,
-                f"{events[0].name} computes its layers' activations again "
-                "(jax.checkpoint)",
-                f"plan = stowax.plan({events[0].name}, ...); "
-                f"{events[0].name} = plan.apply({events[0].name}): it keeps or "
-                "offloads what is cheaper than computing it.",
-                count=rate(len(events), steps.count),
+                f"{name} computes its layers' activations again (jax.checkpoint)",
+                f"{plan}: it keeps or offloads what is cheaper than computing it.",
+                count=count,
             )
+        elif known.kept_bytes >= enough:
+            yield finding(
+                "kept-activations",
+                known.kept,
+                f"{name} keeps {format_bytes(known.kept_bytes)} of activations for its "
+                "backward pass, most of them made here",
+                f"Where memory is short, or a larger batch would pay: {plan}: it "
+                "offloads or computes again what is cheap enough.",
+                count=count,
+                bytes=known.kept_bytes,
+            )
+
+
+def _plan(name: str, arguments: tuple[str, ...]) -> str:
+    """The call that hands a step over."""
+    plain = all(argument.isidentifier() for argument in arguments)
+    words = ", ".join(arguments) if arguments and plain else "..."
+    name = name if name.isidentifier() else "step"
+    return (
+        "mark the function that is differentiated (@stowax.stow) and plan the step "
+        f'without jax.jit: plan = stowax.plan({name}, {words}, budget="..."); '
+        f"{name} = plan.apply({name})"
+    )

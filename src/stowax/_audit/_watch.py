@@ -20,7 +20,7 @@ import numpy as np
 from .._jax_hooks import Array, Trip, Watcher, live_arrays, unwatched
 from .._records._audit import Alive, Event, Facts, Recording, Sample, SentValue
 from .._where import Place, called_by_user, here
-from ._arrays import elsewhere, has_moved, is_reuse, token_of, total_bytes
+from ._arrays import elsewhere, has_moved, is_reuse, memory_limit, token_of, total_bytes
 from ._donations import Donations
 from ._facts import facts_of
 from ._known import Function, Known
@@ -366,6 +366,7 @@ class Recorder(Watcher):
             warnings=tuple(self._warnings),
             reused=tuple(self._donations.reused),
             failed=self.failed,
+            enough_bytes=max(1024 * self.least_bytes, memory_limit() // 8),
         )
 
     def _alive(self) -> Iterator[Alive]:

@@ -28,6 +28,7 @@ AUDIT_KINDS = {
     "growing-memory": "arrays are kept from every step",
     "starved-device": "the device is idle while the loop waits for its input",
     "recomputation": "the step computes all activations again; a plan could choose",
+    "kept-activations": "the step keeps large activations; a plan could choose",
 }
 
 
@@ -108,9 +109,16 @@ class CopiedUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a function's jaxpr says: lines that recompute, updates that copy."""
+    """What a function's jaxpr says: lines that recompute, updates that copy.
 
+    `kept_bytes` are of activations that the backward pass reads, most of them made at
+    `kept`. `arguments` are the names of the function's.
+    """
+
+    arguments: tuple[str, ...] = ()
     recomputed: Place | None = None
+    kept: Place = NOWHERE
+    kept_bytes: int = 0
     copied: tuple[CopiedUpdate, ...] = ()
 
 
@@ -126,6 +134,7 @@ class Recording:
     warnings: tuple[tuple[Place, str], ...] = ()
     reused: tuple[Reuse, ...] = ()
     failed: str = ""
+    enough_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,6 +235,22 @@ def kept_results_clean():
     return kept
 
 
+def kept_host_arrays():
+    w, kept = weights(), []
+    for x in placed():
+        w, _ = step(w, x)
+        kept.append(np.ones(1 << 20, np.float32))  # here: growing-memory
+    return kept
+
+
+def kept_host_arrays_clean():
+    w, sums = weights(), np.zeros(STEPS)
+    for k, x in enumerate(placed()):
+        w, _ = step(w, x)
+        sums[k] = np.ones(1 << 20, np.float32).sum()
+    return sums
+
+
 def slow_loader():
     def loader():
         for x in placed():

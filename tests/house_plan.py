@@ -35,6 +35,7 @@ WITHOUT_JAX = {
     *("_records", "_hardware", "report", "_hlo", "_hazards", "_planner", "_predict"),
     "_audit._allow",
     "_audit._find",
+    "_audit._host_memory",
     "_audit._memory",
     "_audit._pace",
     "_audit._programs",

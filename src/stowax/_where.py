@@ -47,21 +47,23 @@ def _libraries() -> tuple[str, ...]:
 
 def is_users(code: CodeType) -> bool:
     """Whether a user wrote this function, and no library."""
-    return _is_users(code.co_filename)  # equal code may stand in several files
+    return is_users_file(code.co_filename)  # equal code may stand in several files
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _is_users(filename: str) -> bool:
+def is_users_file(filename: str) -> bool:
+    """Whether a file is a user's, and no library's."""
     return not filename.startswith(_libraries())
 
 
 def is_jax(code: CodeType) -> bool:
     """Whether JAX itself wrote this function."""
-    return _is_jax(code.co_filename)
+    return is_jaxs_file(code.co_filename)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _is_jax(filename: str) -> bool:
+def is_jaxs_file(filename: str) -> bool:
+    """Whether a file is JAX's own."""
     jaxs = _folder_of_jax()
     return bool(jaxs) and filename.startswith(jaxs + os.sep)
 
@@ -73,7 +75,7 @@ def place_of(frame: FrameType | None) -> Place:
     """The user's innermost line, from `frame` outwards."""
     while frame is not None:
         code = frame.f_code
-        if _is_users(code.co_filename):
+        if is_users_file(code.co_filename):
             line = frame.f_lineno
             known = _places.get((id(code), line))
             if known is None:

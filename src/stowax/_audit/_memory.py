@@ -14,10 +14,80 @@ _FEW_STEPS = 4
 _SMALL_BYTES = 4096
 # Below both, waiting is what any loop in Python does between two calls.
 _STARVED_SECONDS, _STARVED_SHARE = 1e-3, 0.2
+# What allocators and caches do by themselves is over, and less.
+_SETTLED_STEPS, _UNEXPLAINED_BYTES = 12, 1 << 20
 
 
 def growth(recording: Recording, steps: Steps) -> Iterator[Finding]:
-    """Arrays of all steps that are alive at the end, by the line that made them."""
+    """What is made in every step and kept: arrays, host memory, and the process's."""
+    process = process_growth(recording, steps)
+    beside = (
+        f"; the process grows by {format_bytes(process)} a step"
+        if process >= _SMALL_BYTES
+        else ""
+    )
+    explained, places = 0, set()
+    for place, size, count, made_in in _kept_arrays(recording, steps):
+        explained += size
+        places.add(place[:2])
+        yield finding(
+            "growing-memory",
+            place,
+            f"{format_bytes(size)} that this line makes in a step are still alive "
+            f"at the end, of {made_in} steps{beside}",
+            "Keep numbers instead of arrays (a running mean on the device), or "
+            "bring old ones to the host every so many steps: jax.device_get(...).",
+            count=count,
+            bytes=size,
+        )
+    for place, size in recording.grown:
+        if place[:2] not in places:
+            explained += size
+            places.add(place[:2])
+            yield finding(
+                "growing-memory",
+                place,
+                f"{format_bytes(size)} of host memory that this line allocates in a "
+                f"step are kept{beside}",
+                "Keep what is needed of it, in one array that is filled, or write it "
+                "to a file.",
+                count=1,
+                bytes=size,
+            )
+    left = process - explained
+    if steps.count >= _SETTLED_STEPS and left >= max(_UNEXPLAINED_BYTES, explained):
+        yield finding(
+            "growing-memory",
+            steps.place,
+            f"the process grows by {format_bytes(process)} a step, of which arrays and "
+            f"what Python allocates explain {format_bytes(explained)}",
+            "A library keeps memory in every step: look at what the loop calls "
+            "besides JAX, such as loaders, loggers and their caches.",
+            count=1,
+            bytes=left,
+        )
+
+
+def process_growth(recording: Recording, steps: Steps) -> int:
+    """Bytes a step by which the process grows, steadily, in the later half; or 0."""
+    sizes = dict(recording.resident)
+    pairs = [(sizes.get(a, 0), sizes.get(b, 0)) for a, b in steps.consecutive]
+    later = pairs[len(pairs) // 2 :]
+    if len(pairs) < _FEW_STEPS - 1 or not all(map(all, later)):
+        return 0
+    growing = sum(after > before for before, after in later)
+    if growing < 0.8 * len(later):
+        return 0
+    return max(0, sum(after - before for before, after in later) // len(later))
+
+
+def _kept_arrays(
+    recording: Recording, steps: Steps
+) -> Iterator[tuple[Place, int, float, int]]:
+    """Lines whose arrays of all steps are alive at the end: bytes, how many, of when.
+
+    **Returns:** place, bytes a step, arrays a step, number of steps.
+    """
     found: dict[Place, list[tuple[int, int]]] = defaultdict(list)
     for array in recording.alive:
         event = steps.events[array.event]
@@ -29,16 +99,7 @@ def growth(recording: Recording, steps: Steps) -> Iterator[Finding]:
         size = round(sum(size for _, size in pairs) / max(len(made_in), 1))
         many = len(made_in) >= max(_FEW_STEPS, 0.8 * (steps.count - 1))
         if many and size >= _SMALL_BYTES:
-            yield finding(
-                "growing-memory",
-                place,
-                f"{format_bytes(size)} that this line makes in a step are still alive "
-                f"at the end, of {len(made_in)} steps",
-                "Keep numbers instead of arrays (a running mean on the device), or "
-                "bring old ones to the host every so many steps: jax.device_get(...).",
-                count=len(pairs) / len(made_in),
-                bytes=size,
-            )
+            yield place, size, len(pairs) / len(made_in), len(made_in)
 
 
 def starvation(samples: tuple[Sample, ...], steps: Steps) -> Iterator[Finding]:

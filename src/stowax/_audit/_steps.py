@@ -30,13 +30,21 @@ class Steps:
         return len(self.starts)
 
     @property
-    def seconds(self) -> tuple[float, ...]:
-        """Durations of the steps that were seen from one to the next."""
+    def consecutive(self) -> tuple[tuple[int, int], ...]:
+        """Where steps begin that were seen from one to the next: both events."""
         pauses = [k for k, event in enumerate(self.events) if event.what == "pause"]
         return tuple(
-            self.events[after].at - self.events[before].at
+            (before, after)
             for before, after in itertools.pairwise(self.starts)
             if bisect.bisect(pauses, before) == bisect.bisect(pauses, after)
+        )
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Durations of the steps that were seen from one to the next."""
+        return tuple(
+            self.events[after].at - self.events[before].at
+            for before, after in self.consecutive
         )
 
     def step_of(self, event: int) -> int:

@@ -23,6 +23,7 @@ from .._where import Place, called_by_user, here
 from ._arrays import elsewhere, has_moved, is_reuse, memory_limit, token_of, total_bytes
 from ._donations import Donations
 from ._facts import facts_of
+from ._host_memory import HostMemory
 from ._known import Function, Known
 from ._pace import Pace
 from ._sampler import Sampler
@@ -73,6 +74,7 @@ class Recorder(Watcher):
         self.pace = Pace()
         self._known = Known()
         self._donations = Donations(least_bytes)
+        self._memory = HostMemory()
         self._calls: collections.Counter = collections.Counter()
         self._signatures: dict[Any, Any] = {}
         self._facts: dict[Any, Any] = {}
@@ -216,6 +218,8 @@ class Recorder(Watcher):
         self._calls[event.place, known.key] += 1
         count = self._calls[event.place, known.key]
         self.full = count > self.limit
+        call = event.place, known.key
+        self._memory.at_call(call, count, self.pace.leads(call), len(self.events))
         if trip.slow or known.key not in self._signatures:
             event = self._look_at_trip(event, known, function, arguments, trip)
         if count <= _CLOSELY:
@@ -356,12 +360,15 @@ class Recorder(Watcher):
         if error is not None:
             self._donations.ended_by(error)
         self.full = True
+        self._memory.end()
         gc.collect()
         return Recording(
             events=tuple(self.events),
             facts=dict(self._facts),
             unused=tuple(self._donations.unused),
             alive=tuple(self._alive()),
+            grown=self._memory.grown,
+            resident=tuple(self._memory.resident),
             samples=tuple(self.samples),
             warnings=tuple(self._warnings),
             reused=tuple(self._donations.reused),

@@ -25,7 +25,7 @@ AUDIT_KINDS = {
     "not-donated": "a buffer dies at once, and the step could have reused it",
     "unusable-donation": "donated buffers fit no result",
     "donated-reuse": "a donated buffer is used again",
-    "growing-memory": "arrays are kept from every step",
+    "growing-memory": "arrays or host memory are kept from every step",
     "starved-device": "the device is idle while the loop waits for its input",
     "recomputation": "the step computes all activations again; a plan could choose",
     "kept-activations": "the step keeps large activations; a plan could choose",
@@ -89,6 +89,20 @@ class Alive(NamedTuple):
     bytes: int
 
 
+class Grown(NamedTuple):
+    """A line that allocates and keeps `bytes` of host memory a step."""
+
+    place: Place
+    bytes: int
+
+
+class Resident(NamedTuple):
+    """Memory of the process at event `event`; 0 bytes are unknown."""
+
+    event: int
+    bytes: int
+
+
 class Sample(NamedTuple):
     """Where a thread stood at a moment, innermost first, the device being idle."""
 
@@ -130,6 +144,8 @@ class Recording:
     facts: dict[Any, Facts] = dataclasses.field(default_factory=dict)
     unused: tuple[Unused, ...] = ()
     alive: tuple[Alive, ...] = ()
+    grown: tuple[Grown, ...] = ()
+    resident: tuple[Resident, ...] = ()
     samples: tuple[Sample, ...] = ()
     warnings: tuple[tuple[Place, str], ...] = ()
     reused: tuple[Reuse, ...] = ()

@@ -267,6 +267,21 @@ def numpy_of_result():
 numpy_of_result_clean = printed_loss_clean
 
 
+def numpy_function():
+    w = weights()
+    for x in placed():
+        w, loss = step(w, x)
+        np.tanh(loss)  # here: host-read
+
+
+def numpy_function_clean():
+    """NumPy asks an array for its own mean, and leaves operators to it."""
+    w, scale = weights(), jnp.float32(1)
+    for x in placed():
+        w, _ = step(w, x)
+        scale = np.mean(scale)
+
+
 def branch_on_loss():
     w = weights()
     for x in placed():

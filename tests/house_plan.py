@@ -3,10 +3,10 @@
 # Imports point to lower layers, or to the same layer where that makes no circle. A name
 # is a module or a package directly below `src/stowax`.
 LAYERS = (
-    ("_errors", "_files", "_record_json", "_streams", "_units", "_where"),
+    ("_errors", "_files", "_record_json", "_streams", "_units", "_watcher", "_where"),
     ("_records",),
     # Figures with sources, and the files that touch private JAX.
-    ("_hardware", "_jax", "_jax_hooks", "_mark", "_mlir", "_versions"),
+    ("_hardware", "_jax", "_jax_hooks", "_mark", "_mlir", "_numpy_hooks", "_versions"),
     ("report",),
     # Two readers: of compiled programs, and of jaxprs.
     ("_hlo", "_jaxprs"),
@@ -31,7 +31,7 @@ LAYERS = (
 # These know no JAX, and import only one another: a plan made on a TPU host is read,
 # solved and reported anywhere. A module of a package stands here for itself.
 WITHOUT_JAX = {
-    *("_errors", "_files", "_record_json", "_units", "_where"),
+    *("_errors", "_files", "_record_json", "_units", "_watcher", "_where"),
     *("_records", "_hardware", "report", "_hlo", "_hazards", "_planner", "_predict"),
     "_audit._allow",
     "_audit._find",

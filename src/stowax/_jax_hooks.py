@@ -8,12 +8,12 @@ through, in one place, for as long as somebody watches:
 - `post_hook`, which the compiled fast path of every jitted function calls (also those
   that jax.numpy consists of), and `_run_python_pjit`, where a call goes that is new;
 - `Array._value`, which every read of an array ends in, but for the buffer protocol of
-  CPU arrays: that is used by `numpy.asarray`, `numpy.array` and `.item()`;
+  CPU arrays: that is used by `numpy.asarray`, `numpy.array`, `.item()`, and NumPy's
+  other functions (`_numpy_hooks`);
 - `_batched_device_put_impl`, `jax.device_get`, `block_until_ready`;
 - `jax.monitoring`, for the seconds that compilation took.
 
-Served: JAX 0.10 to 0.12. What this cannot see: a NumPy function other than those two
-that reads a CPU array through its buffer (`np.log(x)`); on accelerators there is none.
+Served: JAX 0.10 to 0.12.
 """
 
 import contextlib
@@ -33,57 +33,13 @@ from jax._src import dispatch as _dispatch
 from jax._src import pjit as _pjit
 from jax._src import stages as _stages
 
+from . import _numpy_hooks
 from ._jax import argument_names
+from ._watcher import FAST, Trip, Watcher
 
 Array = _array.ArrayImpl
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
-
-class Watcher:
-    """What is told; each method may raise, and then the user's line does."""
-
-    def starts(self, function: Any, trip: "Trip") -> None:
-        """A jitted function goes the slow way, and has not run yet."""
-
-    def ran(
-        self, function: Any, args: Any, kwargs: Any, results: Any, trip: "Trip", /
-    ) -> None:
-        """A jitted function was dispatched."""
-
-    def reads(self, array: Any) -> None:
-        """An array's values are about to be read, without `jax.device_get`."""
-
-    def was_read(self, how: str, value: Any, seconds: float, result: Any) -> None:
-        """Values came to the host; `how` is what asked for them."""
-
-    def put(self, values: Any, results: Any) -> None:
-        """`jax.device_put` placed something."""
-
-    def waited(self, value: Any, seconds: float) -> None:
-        """`block_until_ready` returned."""
-
-    def failed_with(self, value: Any, error: BaseException) -> None:
-        """A read, a wait or a call with `value` raised."""
-
-    def warned(self, message: str) -> None:
-        """A warning was given."""
-
-
-class Trip:
-    """How a call went: if by the slow way, what is known of it there.
-
-    `leaves` are names and values of the arguments that are not static, `params` those
-    of its equation; `compiled_seconds` went into compiling it.
-    """
-
-    __slots__ = ("compiled_seconds", "leaves", "params", "slow")
-
-    def __init__(self, leaves: Any = None, params: Any = None):
-        self.slow, self.leaves, self.params = params is not None, leaves, params
-        self.compiled_seconds = 0.0
-
-
-FAST = Trip()
 
 _lock = threading.RLock()
 _watchers: tuple[Watcher, ...] = ()
@@ -93,6 +49,8 @@ _undo: list[Callable[[], None]] = []
 class _Thread(threading.local):
     inside = False  # what happens in here is a part of what was seen already
     trip: Trip | None = None
+    reads = 0
+    in_numpy = False
 
 
 _thread = _Thread()
@@ -156,6 +114,7 @@ def _install() -> None:
     _replace(jax, "device_get", _reading("device_get", jax.device_get))
     _replace(Array, "block_until_ready", _waiting(Array.block_until_ready))
     _replace(jax, "block_until_ready", _waiting(jax.block_until_ready))
+    _undo.append(_numpy_hooks.install(Array, _numpy_reads))
     _replace(warnings, "warn", _warning(warnings.warn))
     jax.monitoring.register_event_duration_secs_listener(_duration)
     _undo.append(lambda: jax.monitoring.unregister_event_duration_listener(_duration))
@@ -309,6 +268,7 @@ def _reading(how: str, read: Any) -> Any:
         ):
             return read(*args, **kwargs)
         _thread.inside = True
+        _thread.reads += 1
         try:
             if arrays_only:
                 for watcher in _watchers:
@@ -325,6 +285,30 @@ def _reading(how: str, read: Any) -> Any:
 
     reading.__name__, reading.__doc__ = how, read.__doc__
     return reading
+
+
+def _numpy_reads(how: str, arrays: list[Any], read: Callable[[], Any]) -> Any:
+    """A NumPy function is about to read arrays, unless it asks them for the result."""
+    outer = not (_thread.inside or _thread.in_numpy) and _core.trace_state_clean()
+    if not outer or not arrays:
+        return read()
+    with unwatched(), _telling(arrays):
+        began = time.perf_counter()
+        jax.block_until_ready(arrays)
+        seconds = time.perf_counter() - began
+    before, _thread.in_numpy = _thread.reads, True
+    try:
+        result = read()
+    finally:
+        _thread.in_numpy = False
+    asked = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(result))
+    if not asked and _thread.reads == before:  # else it was told already
+        with unwatched():
+            for watcher in _watchers:
+                watcher.reads(arrays[0])
+            for watcher in _watchers:
+                watcher.was_read(how, arrays, seconds, result)
+    return result
 
 
 def _waiting(wait: Any) -> Any:

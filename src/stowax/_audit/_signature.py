@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._jax_hooks import Array, Trip
+from .._jax_hooks import Array
+from .._watcher import Trip
 from ._values import argument_name, arguments_of
 
 

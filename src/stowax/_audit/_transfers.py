@@ -192,7 +192,9 @@ def reads(steps: Steps) -> Iterator[Finding]:
     for line in regular_lines(
         steps, lambda e, n: e.what == "read" and _fresh(steps, e, n)
     ):
-        how = sorted({_HOW.get(event.name, event.name) for event in line.events})
+        how = sorted(
+            {_HOW.get(event.name, f"numpy.{event.name}") for event in line.events}
+        )
         yield from_line(
             "host-read",
             line,

@@ -17,8 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._jax_hooks import Array, Trip, Watcher, live_arrays, unwatched
+from .._jax_hooks import Array, live_arrays, unwatched
 from .._records._audit import Alive, Event, Facts, Recording, Sample, SentValue
+from .._watcher import Trip, Watcher
 from .._where import Place, called_by_user, here
 from ._arrays import elsewhere, has_moved, is_reuse, memory_limit, token_of, total_bytes
 from ._donations import Donations

@@ -17,8 +17,9 @@ from typing import Any
 
 from .._audit._values import Sent, is_of_the_host, is_operation, sent, sent_values
 from .._errors import TransferError
-from .._jax_hooks import Trip, Watcher, watch
+from .._jax_hooks import watch
 from .._units import format_bytes
+from .._watcher import Trip, Watcher
 from .._where import here
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from .._records._program import Instruction, Program
 
 _SCOPE = re.compile(r"stowax\.update_on_host((?:\.\d+)+)")
+_INSIDE = re.compile(_SCOPE.pattern + "/compute_on/")
 _SLICES = ("slice", "dynamic-slice")
 
 
@@ -38,6 +39,14 @@ def leaves_in_scope(op_name: str) -> frozenset[int]:
     """The leaves of the planned updates that an operation belongs to."""
     found = _SCOPE.findall(op_name)
     return frozenset(int(n) for numbers in found for n in numbers[1:].split("."))
+
+
+def is_inside_update(scope: str) -> bool:
+    """Whether an operation of a lowered program is part of a planned update's work.
+
+    By its scope: where a program has been partitioned, the call is no longer there.
+    """
+    return bool(_INSIDE.search(scope))
 
 
 def updated_leaves(program: Program) -> frozenset[int]:

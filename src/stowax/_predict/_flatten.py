@@ -11,7 +11,7 @@ too follows from the data flow, here as in XLA.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from .._hlo._host_calls import leaves_in_scope
+from .._hlo._host_calls import is_inside_update, leaves_in_scope
 from .._records._lowered import Graph, Region, TensorOperation, TensorValue
 
 # Results are their operands, in order.
@@ -172,9 +172,12 @@ class _Flattener:
         names: dict[int, int],
     ) -> Node:
         results = []
+        outside = self.on_host
+        self.on_host = outside or is_inside_update(operation.scope)
         for value in operation.results:
             names[value.number] = self.new(value)
             results.append(names[value.number])
+        self.on_host = outside
         self.neighbours(operation.name, operands, results)
         return Node(
             name=operation.name,

@@ -266,7 +266,8 @@ def test_other_peoples_words_on_stderr_are_kept(capfd: pytest.CaptureFixture) ->
 LAPTOP = textwrap.dedent(
     """
     import jax, jax.numpy as jnp
-    from stowax import _jax, _target
+    from stowax import _jax
+    from stowax._target import _target
     print("---", file=__import__("sys").stderr, flush=True)
     if _jax.has_libtpu():
         assert _target.target("v5p-8").device_count == 4

@@ -28,8 +28,9 @@ from jax.experimental.layout import Format, Layout
 import stowax
 from benchmarks import _record
 from stowax._jaxprs._jaxpr import evaluate, trace
+from stowax._layers._axis_order import host_order
 from stowax._layers._boundary import Emission
-from stowax._layers._host_layers import HostArray, host_order
+from stowax._layers._host_layers import HostArray
 from stowax._layers._rewrite import Options, Rewriter
 from stowax._mark import handling, stow
 from stowax._survey._options import overlap_options, wants_row_major
@@ -241,7 +242,7 @@ def _order(machine: Target, spec: Any, axis: int | None) -> Layout | None:
     """How an array is to lie in memory, where that is not the usual order."""
     if axis is None:
         return None
-    order = host_order(spec.ndim, axis, platform=machine.platform)
+    order = host_order(spec.ndim, axis, machine.platform)
     return None if order is None else Layout(major_to_minor=order)
 
 

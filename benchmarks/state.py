@@ -75,6 +75,9 @@ CASES: dict[str, tuple[Callable[[Any], Made], str, str | None, str | None, float
     "16 layers, scan over axis 1": (layers("scan, axis 1"), "h200", None, None, 0.60),
     "16 layers, loop": (layers("loop"), "h200", None, None, 0.60),
     "16 layers, scan, TPU": (layers("scan"), "v5p-8", None, None, 0.51),
+    "16 layers, scan over axis 1, TPU": (
+        *(layers("scan, axis 1"), "v5p-8", None, None, 0.60),
+    ),
     "16 layers, loop, TPU": (layers("loop"), "v5p-8", None, None, 0.60),
     "Llama2-7B": (of_llama("7b"), "h200", "70GiB", "96GiB", 70.0),
     "Llama2-13B": (of_llama("13b"), "h200", "125GiB", None, 125.0),

@@ -6,7 +6,10 @@ LAYERS = (
     ("_errors", "_files", "_record_json", "_streams", "_units", "_watcher", "_where"),
     ("_records",),
     # Figures with sources, and the files that touch private JAX.
-    ("_hardware", "_jax", "_jax_hooks", "_mark", "_mlir", "_numpy_hooks", "_versions"),
+    (
+        *("_hardware", "_jax", "_jax_hooks", "_jax_layouts", "_mark", "_mlir"),
+        *("_numpy_hooks", "_versions"),
+    ),
     ("report",),
     # Two readers: of compiled programs, and of jaxprs.
     ("_hlo", "_jaxprs"),

@@ -27,7 +27,6 @@ from stowax._layers._host_layers import (
     Transpose,
     can_stream,
     host_layers,
-    host_order,
 )
 from stowax._mark import stow
 
@@ -274,10 +273,6 @@ def test_which_arrays_can_stream():
     for shape, on_tpu in (((64, 128), True), ((128,), False), ((3, 100), False)):
         assert can_stream(part(*shape), platform="tpu") == on_tpu
         assert can_stream(part(*shape), platform="gpu")
-    assert host_order(3, 0, platform="tpu") is None
-    assert host_order(3, 1, platform="tpu") == (1, 0, 2)
-    assert host_order(4, 1, platform="tpu") is None
-    assert host_order(3, 1, platform="gpu") is None
 
 
 SIZES = {"layers": 8, "width": 2048, "hidden": 4096, "rows": 64}

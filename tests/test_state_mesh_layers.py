@@ -21,7 +21,8 @@ from planned_steps import CHOICES, plans
 from stowax._hlo._program import read_program
 from stowax._layers._rewrite import Options
 from stowax._records._program import COLLECTIVES
-from stowax._state._state import find_state, partition_of, search_state, shard_shape
+from stowax._state._shards import partition_of, shard_shape
+from stowax._state._state import find_state, search_state
 from stowax._state._stream import Hosted
 from stowax._step._trace import trace_step
 from stowax._survey._apply import StepPlan, apply_decisions
@@ -107,8 +108,11 @@ def arguments(form, mesh, layers, width):
     )
 
 
-def streamed(step, args, size, *, in_turn):
-    """The step with all large state in host memory, and where that is."""
+def streamed(step, args, size, *, in_turn, order=None):
+    """The step with all large state in host memory, and where that is.
+
+    Its axes lie in this `order`, if one is given.
+    """
     traced = trace_step(step, args, Options())
     leaves = jax.tree.leaves(args)
     hosted = [i for i in traced.updates if leaves[i].ndim > 1]
@@ -118,11 +122,18 @@ def streamed(step, args, size, *, in_turn):
             updates={i: traced.updates[i] for i in hosted},
             shards={i: shard_shape(leaves[i]) for i in hosted},
             partitions={i: partition_of(leaves[i]) for i in hosted},
+            orders=dict.fromkeys(hosted, order) if order else {},
             in_turn=in_turn,
             size=size,
         ),
     )
     return apply_decisions(step, decided, Options(), donate=traced.donate), hosted
+
+
+def ordered(form):
+    """A form of layers, and the order of the state's axes in host memory."""
+    first = form == "second axis, layers first"
+    return "second axis, bfloat16" if first else form, (1, 0, 2) if first else None
 
 
 def mesh_of(shape):
@@ -138,13 +149,15 @@ def mesh_of(shape):
         ("scan", (8,), True),
         ("loop", (4, 2), False),
         ("second axis, bfloat16", (4, 2), True),
+        ("second axis, layers first", (4, 2), False),
     ],
 )
 def test_twenty_steps_are_those_with_everything_on_the_device(form, shape, in_turn):
+    form, order = ordered(form)
     args = arguments(form, mesh_of(shape), 3, 64)
     places = jax.tree.map(lambda spec: spec.sharding, args[0])
     step = step_of(form, places if form == "scan" else None)
-    planned, hosted = streamed(step, args, SMALL, in_turn=in_turn)
+    planned, hosted = streamed(step, args, SMALL, in_turn=in_turn, order=order)
     draw = np.random.default_rng(0)
     flat = [
         jax.device_put((0.1 * draw.normal(size=s.shape)).astype(s.dtype), s.sharding)
@@ -188,17 +201,20 @@ MATRIX = WIDTH * 4 * WIDTH * 4
         ("loop", "v5p-8", (2, 2)),
         ("loop", "h200x8", (8,)),
         ("second axis, bfloat16", "h200x8", (4, 2)),
+        ("second axis, layers first", "v5p-8", (2, 2)),
     ],
 )
 def test_each_device_copies_its_own_part_of_a_layer(form, name, shape):
-    blocks = BlockSize(leaf_bytes=MIB)
+    blocks, (form, order) = BlockSize(leaf_bytes=MIB), ordered(form)
     target = target_or_skip(name)
     args = arguments(form, target.mesh(shape, AXES[: len(shape)]), LAYERS, WIDTH)
     on_tpu = target.platform == "tpu"
-    jitted, hosted = streamed(step_of(form), args, blocks, in_turn=not on_tpu)
+    jitted, hosted = streamed(
+        step_of(form), args, blocks, in_turn=not on_tpu, order=order
+    )
     program = target.compile(
         jitted,
-        *put_in_host_memory(args, hosted),
+        *put_in_host_memory(args, hosted, dict.fromkeys(hosted, order)),
         compiler_options={**overlap_options(target), **(QUICK if on_tpu else {})},
     )
     found, part = stowax.inspect(program), MATRIX // math.prod(shape)

@@ -35,6 +35,19 @@ def train(params, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
 
 
+@stowax.stow
+def crossed(params, x):
+    for axis in (0, 1):
+        w = jnp.moveaxis(params["w"], axis, 0)
+        x = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w) @ w.T, None), x, w)[0]
+    return jnp.mean(x)
+
+
+def both_ways(params, x):
+    grads = jax.grad(crossed)(params, x[:, :ROWS])
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+
 def refused(step, *args, **options):
     with pytest.raises(ArgumentError) as caught:
         plan(step, *args, **options)
@@ -72,11 +85,11 @@ CASES = {
         {"pin": {"*norm*": "offload"}},
         "args[0]['norm'], float32[1,1024]: it is smaller than 4.00 MiB on a device",
     ),
-    "last axes": (
-        train,
-        ({"w": spec(WIDTH, LAYERS, WIDTH)}, X),
+    "several axes": (
+        both_ways,
+        ({"w": spec(ROWS, ROWS, WIDTH * LAYERS)}, X),
         {"target": "v5p-8", "pin": PARAMETER},
-        "its layers lie along one of its last two axes, and a TPU copies whole tiles",
+        "layers lie along several axes of it, or of what is updated with it, and a TPU",
     ),
     "tiles": (
         train,

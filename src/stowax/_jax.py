@@ -178,15 +178,6 @@ def empty_on_host(shape: Sequence[int], dtype: Any) -> Any:
     return jax.lax.broadcast(number, tuple(shape))
 
 
-def row_major(value: Any) -> Any:
-    """`value`, in memory in the order that its shape says (JAX 0.10 to 0.12)."""
-    # on demand: it is slow to load
-    from jax.experimental.layout import Layout, with_layout_constraint
-
-    order = Layout(major_to_minor=tuple(range(value.ndim)))
-    return with_layout_constraint(value, order)
-
-
 def compute_on_host(jaxpr: Any, inputs: Sequence[Any], on_device: int) -> list[Any]:
     """Runs `jaxpr` on the host's processor; of its results the first few come back.
 

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import _jax
+from ._axis_order import inverse
 from ._host_slots import to_device, to_host
 
 
@@ -74,13 +75,9 @@ def reverse_chain(chain: Chain) -> Chain:
     return tuple(
         Cast(source=operation.target, target=operation.source)
         if isinstance(operation, Cast)
-        else Transpose(order=_inverse(operation.order))
+        else Transpose(order=inverse(operation.order))
         for operation in reversed(chain)
     )
-
-
-def _inverse(order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(order.index(k) for k in range(len(order)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,20 +298,6 @@ def _split(value: Any, sharding: Any) -> Any:
     if sharding is None:
         return value
     return jax.lax.with_sharding_constraint(value, sharding)
-
-
-def host_order(ndim: int, axis: int, *, platform: str) -> tuple[int, ...] | None:
-    """In what order the axes of a stacked array in host memory should lie, major first.
-
-    `None` where the usual order is right. A TPU does not copy parts of a tile, and
-    tiles span the last two axes as they lie in memory: layers along one of these do not
-    compile. So there the layers' axis lies first, and the array has to be put into host
-    memory with that layout, as have its gradients. A GPU's compiler wants the usual
-    order: it would transpose any other, on the host's processor.
-    """
-    if platform != "tpu" or axis < ndim - 2:
-        return None
-    return (axis, *(k for k in range(ndim) if k != axis))
 
 
 def can_stream(part: Any, *, platform: str) -> bool:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .. import _jax
+from .._jax_layouts import row_major
 from ._linearize import LinearizedBody
 
 Stored = Mapping[int, str]
@@ -44,7 +44,7 @@ class Stack:
         rather write a value transposed, and the backward one read it straight, the
         compiler transposes the whole stack between them: both are alive then.
         """
-        return _jax.row_major(value) if self.row_major and value.ndim > 1 else value
+        return row_major(value) if self.row_major and value.ndim > 1 else value
 
     @property
     def carry_inputs(self) -> range:

@@ -179,6 +179,7 @@ class Plan(PlanRecord):
             partitions={
                 i: a.partition for i, a in mine.items() if a.partition is not None
             },
+            orders={i: a.order for i, a in mine.items() if a.order is not None},
             in_turn=platform_of(self.target) != "tpu",
             lean=self.lean,
             on_host=tuple(i for i, argument in mine.items() if argument.on_host),

@@ -31,8 +31,8 @@ from .._search._improve import improve
 from .._search._loop import MOST_COMPILES, Attempt, Search
 from .._search._sensitivity import link_notes
 from .._search._trial import check_offloads
+from .._state._shards import device_bytes, partition_of, shard_shape
 from .._state._state import NAME as STATE
-from .._state._state import device_bytes, partition_of, shard_shape
 from .._step._trace import trace_step
 from .._survey._options import wants_row_major
 from .._survey._preferences import Preferences
@@ -183,6 +183,7 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
     traced, machine, options = survey.step, survey.target, survey.options
     plan = survey.step_plan(best.decisions) if best.decisions else None
     hosted = plan.hosted.shards if plan and plan.hosted else {}
+    orders = plan.hosted.orders if plan and plan.hosted else {}
     on_host = plan.hosted.on_host if plan and plan.hosted else ()
     specs = jax.tree.leaves(survey.specs)
     return {
@@ -207,6 +208,7 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
                 output=traced.updates.get(i),
                 memory_kind="pinned_host" if i in hosted else "device",
                 on_host=i in on_host,
+                order=orders.get(i),
             )
             for i, a in enumerate(traced.arguments)
         ),

@@ -17,7 +17,7 @@ from .._errors import ArgumentError, PlanMismatchError
 from .._files import write_whole
 from ._stages import Decision, Outcome, Role
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -98,7 +98,8 @@ class ArgumentRecord:
     `shard` is the shape of one device's part of it, `output` the step's output that
     takes its place, if one does (a flat position). `partition` says which axes of the
     mesh each axis of it is spread over, if there is a mesh. `on_host` says that
-    the host's processor updates it.
+    the host's processor updates it, `order` how its axes lie in host memory, major
+    first, where they do not lie as they are typed.
     """
 
     path: str
@@ -110,6 +111,7 @@ class ArgumentRecord:
     memory_kind: str = "device"
     partition: tuple[str | tuple[str, ...] | None, ...] | None = None
     on_host: bool = False
+    order: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from .._mlir import read_graph
 from .._predict._fusion import PLACEMENT, short_name
 from .._records._lowered import Region
 from .._records._plan import Trial
-from .._state._state import device_bytes
+from .._state._shards import device_bytes
 from .._survey._apply import StepPlan
 from .._survey._survey import Survey, predict
 

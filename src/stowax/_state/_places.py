@@ -1,10 +1,13 @@
 """Where the arguments of a planned step belong: in device memory or in the host's.
 
+In host memory some lie in an order of their axes that is not their type's
+(`_ordered_step`).
 A plan has a record per array of the step's arguments. `planned_kinds` finds the records
 of whatever arguments it is given, all of them or some: a training loop places its state
 once, and hands over batches later.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,14 +22,24 @@ from jax.sharding import (
 
 from .. import _jax
 from .._errors import ArgumentError, PlanMismatchError
+from .._jax_layouts import in_layout, order_of
 from .._records._plan import ArgumentRecord
 from .._target._compiled import one_device_sharding
+from ._ordered_step import has_layouts
 
 _ON_DEVICE = (None, "device")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Where an array belongs: the kind of memory, and in what order its axes lie."""
+
+    memory: str
+    order: tuple[int, ...] | None = None
+
+
 def planned_kinds(records: Sequence[ArgumentRecord], args: Sequence[Any]) -> Any:
-    """The memory kind of every array of `args`, as trees of the same structure.
+    """The kind (`Kind`) of every array of `args`, as trees of the same structure.
 
     An argument belongs to the first of the step's arguments that has its paths, shapes
     and dtypes and is not taken by an earlier one. What is none of them, and what stays
@@ -99,7 +112,7 @@ def check_alive(args: Sequence[Any]) -> None:
             )
 
 
-def put(leaf: Any, kind: str | None, mesh: Mesh | None = None) -> Any:
+def put(leaf: Any, kind: Kind | None, mesh: Mesh | None = None) -> Any:
     """An array in memory of that kind (`planned_kinds`), partitioned as it is.
 
     What moves nowhere may still get another sharding of the same meaning, which copies
@@ -112,28 +125,30 @@ def put(leaf: Any, kind: str | None, mesh: Mesh | None = None) -> Any:
     if not isinstance(leaf, jax.Array):
         if kind is None:
             return jax.device_put(leaf)
-        return jax.device_put(leaf, _anywhere(mesh, kind))
+        return jax.device_put(leaf, _lying(_anywhere(mesh, kind.memory), kind))
     current = leaf.sharding.memory_kind
     if kind is None:
         if current in _ON_DEVICE:
             return leaf
         return jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
     if mesh is not None and not leaf.committed:
-        return jax.device_put(leaf, _anywhere(mesh, kind))
-    wanted = _in_kind(leaf.sharding, kind)
-    there = current == kind or (kind == "device" and current in _ON_DEVICE)
-    typed = _jax.in_host_memory(leaf) == (kind != "device")
+        return jax.device_put(leaf, _lying(_anywhere(mesh, kind.memory), kind))
+    wanted = _in_kind(leaf.sharding, kind.memory)
+    lying = _lying(wanted, kind)
+    there = current in (_ON_DEVICE if kind.memory == "device" else (kind.memory,))
+    there = there and (lying is wanted or order_of(leaf) == kind.order)
+    typed = _jax.in_host_memory(leaf) == (kind.memory != "device")
     if there and typed and type(wanted) is type(leaf.sharding):
         return leaf
-    return jax.device_put(leaf, wanted)
+    return jax.device_put(leaf, lying)
 
 
-def spec_in(path: Sequence[Any], spec: Any, kind: str | None) -> Any:
+def spec_in(path: Sequence[Any], spec: Any, kind: Kind | None) -> Any:
     """A `jax.ShapeDtypeStruct` in memory of that kind (`planned_kinds`).
 
     **Raises:** `ArgumentError` for one without a sharding, which has no memory kind.
     """
-    if kind is None or (kind == "device" and spec.sharding is None):
+    if kind is None or (kind.memory == "device" and spec.sharding is None):
         return spec
     if spec.sharding is None:
         raise ArgumentError(
@@ -143,7 +158,20 @@ def spec_in(path: Sequence[Any], spec: Any, kind: str | None) -> Any:
             "Give it the sharding that the step was planned with "
             "(spec.update(sharding=...)); jax.eval_shape drops it.",
         )
-    return spec.update(sharding=_in_kind(spec.sharding, kind))
+    # Not `update`, which keeps a layout that the spec may have.
+    return jax.ShapeDtypeStruct(
+        spec.shape,
+        spec.dtype,
+        sharding=_lying(_in_kind(spec.sharding, kind.memory), kind),
+        weak_type=getattr(spec, "weak_type", False),
+    )
+
+
+def _lying(sharding: Any, kind: Kind) -> Any:
+    """`sharding`, with the order of the axes where that is not the type's."""
+    if kind.order is None or not has_layouts(sharding):
+        return sharding
+    return in_layout(sharding, kind.order)
 
 
 def _in_kind(sharding: Any, kind: str) -> Any:
@@ -195,10 +223,11 @@ def _name(shape: Sequence[int], dtype: str) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def _kind(record: ArgumentRecord, hosted: bool) -> str | None:
-    if record.output is None and record.memory_kind == "device":
+def _kind(record: ArgumentRecord, hosted: bool) -> Kind | None:
+    if not hosted or (record.output is None and record.memory_kind == "device"):
         return None
-    return record.memory_kind if hosted else None
+    order = None if record.memory_kind == "device" else record.order
+    return Kind(memory=record.memory_kind, order=order)
 
 
 def _anywhere(mesh: Mesh | None, kind: str) -> NamedSharding:

@@ -23,18 +23,17 @@ them apart, and a stack's loops fetch all layers' arrays or none.
 
 import collections
 import dataclasses
-import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from .._cost._cost import seconds
 from .._cost._record import OperationCost
-from .._layers._host_layers import Partition, can_stream, host_order
+from .._layers._axis_order import lying
+from .._layers._host_layers import can_stream
 from .._records._stages import (
     OFFLOAD_LEAST_BYTES,
     Body,
@@ -50,15 +49,16 @@ from .._update._feed import emission_of
 from .._update._find import stream_update
 from .._update._record import Leaf, Streamed
 from ._host_parts import host_parts
-
-UNTILED = "its rows do not fill the tiles that a TPU copies"
-NO_HOST = "the target has no host memory of its own"
-_SPREAD = "its layers themselves are spread over the devices"
-_NO_PARTITION = "it is spread over devices without a NamedSharding"
-_LAST_AXES = (
-    "its layers lie along one of its last two axes, and a TPU copies whole tiles, "
-    "which span these"
+from ._layer_axes import (
+    UNTILED,
+    Lying,
+    layer_axes,
+    lying_orders,
+    why_layers_do_not_cross,
 )
+from ._shards import device_bytes, shard_shape
+
+NO_HOST = "the target has no host memory of its own"
 
 NAME = "state"
 """Name of the body that the state makes."""
@@ -69,44 +69,34 @@ class State:
     """The state's body; `leaves[value]` are the arrays of a value, by flat position.
 
     `reasons[value]` says why it is not streamed element by element, else it is empty.
-    `read_only` are the values that the step reads and returns nothing for.
+    `read_only` are the values that the step reads and returns nothing for. `lying` has
+    the arrays that would not lie in host memory as they are typed.
     """
 
     body: Body
     leaves: tuple[tuple[int, ...], ...]
     reasons: tuple[str, ...]
     read_only: frozenset[int]
+    lying: Mapping[int, Lying]
 
     def hosted(self, chosen: Sequence[Decision | None]) -> tuple[int, ...]:
         """Flat positions of the arguments that live in host memory by a decision."""
         pairs = zip(self.leaves, chosen, strict=True)
         return tuple(sorted(i for own, how in pairs if how == "offload" for i in own))
 
+    def orders(self, hosted: Collection[int]) -> dict[int, tuple[int, ...]]:
+        """Of arrays in host memory, how those lie that do not lie as typed."""
+        here = {i: self.lying[i] for i in hosted if i in self.lying}
+        return {
+            i: way.order
+            for i, way in here.items()
+            if not way.parameters.isdisjoint(hosted)
+        }
+
     def leaves_of(self, parts: Sequence[HostUpdate]) -> tuple[int, ...]:
         """Flat positions of the arguments that parts of the update are made of."""
         values = [i for part in parts for i in part.values]
         return tuple(sorted(leaf for i in values for leaf in self.leaves[i]))
-
-
-def shard_shape(spec: Any) -> tuple[int, ...]:
-    """The shape of one device's part of an array."""
-    sharding = getattr(spec, "sharding", None)
-    whole = tuple(getattr(spec, "shape", ()))  # a Python number has none
-    return whole if sharding is None else tuple(sharding.shard_shape(whole))
-
-
-def device_bytes(spec: Any) -> int:
-    """Bytes of one device's part of an array."""
-    dtype = getattr(spec, "dtype", None)
-    return math.prod(shard_shape(spec)) * (dtype.itemsize if dtype else 0)
-
-
-def partition_of(spec: Any) -> Partition | None:
-    """Which axes of a mesh each axis of an array is spread over, if any are."""
-    sharding = getattr(spec, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or len(sharding.device_set) == 1:
-        return None
-    return (*sharding.spec, *[None] * (len(spec.shape) - len(sharding.spec)))
 
 
 def search_state(
@@ -144,19 +134,22 @@ def find_state(
     candidates = [leaf.input for leaf in found.leaves]
     weights = {i for i in candidates if step.arguments[i].role == "parameter"}
     fed = _fed(found, step, specs, target) & weights
+    orders, clashing = lying_orders(found, step, specs, target.platform, fed)
     # All arrays of a value move together.
     groups = _alike(step, found, candidates)
-    fed = {i for own in groups for i in own if fed.issuperset(own)}
-    if fed != weights:
+    fed = {i for own in groups for i in own if (fed - clashing).issuperset(own)}
+    orders = {i: o for i, o in orders.items() if not fed.isdisjoint(o.parameters)}
+    if fed != weights or orders:
         candidates = [i for i in candidates if i not in weights - fed]
-        found = _found(step, specs, candidates, size)
+        found = _found(step, specs, candidates, size, orders)
         groups = _alike(step, found, candidates)
     if not candidates:
         return None
     traffic = _Traffic(step, found, specs)
     leaves = {leaf.input: leaf for leaf in found.leaves}
     for i in candidates:
-        shard = jax.ShapeDtypeStruct(shard_shape(specs[i]), specs[i].dtype)
+        shard = lying(shard_shape(specs[i]), found.orders.get(i))
+        shard = jax.ShapeDtypeStruct(shard, specs[i].dtype)
         if not can_stream(shard, platform=target.platform):
             leaves[i] = dataclasses.replace(leaves[i], way="device", reason=UNTILED)
     values = tuple(
@@ -191,6 +184,7 @@ def find_state(
         leaves=tuple(tuple(own) for own in groups),
         reasons=tuple(leaves[own[0]].reason for own in groups),
         read_only=read_only,
+        lying=orders,
     )
 
 
@@ -215,12 +209,17 @@ def _only_read(step: Step, i: int) -> bool:
 
 
 def _found(
-    step: Step, specs: Sequence[Any], candidates: Sequence[int], size: BlockSize
+    step: Step,
+    specs: Sequence[Any],
+    candidates: Sequence[int],
+    size: BlockSize,
+    orders: Mapping[int, Lying] | None = None,
 ) -> Streamed:
     return stream_update(
         step.jaxpr,
         {i: step.updates.get(i) for i in candidates},
         per_device={i: shard_shape(specs[i]) for i in candidates},
+        orders={i: way.order for i, way in (orders or {}).items()},
         boundary=step.boundary,
         size=size,
     )
@@ -263,42 +262,6 @@ def _fed(found: Streamed, step: Step, specs: Sequence[Any], target: Target) -> s
                 streamed.discard(leaf)
                 fed.discard(leaf)
     return fed
-
-
-def layer_axes(
-    found: Streamed, position: int, step: Step
-) -> Iterator[tuple[int, int | None]]:
-    """The leaves that a loop fetches, with the axis of each that counts the layers."""
-    program = found.program
-    node = program.nodes[position]
-    emission = emission_of(node, step.boundary)
-    for k in found.feeds.served[position]:
-        number = node.inputs[k]
-        if emission is None or number is None:
-            continue
-        leaf, nodes = found.feeds.chains[number]
-        axis = 0
-        for p in reversed(nodes):
-            axis = program.nodes[p].equation.params.get("permutation", range(9))[axis]
-        yield leaf, None if emission.stack.separate else axis
-
-
-def why_layers_do_not_cross(spec: Any, axis: int | None, platform: str) -> str:
-    """Why one layer's part of an array cannot be copied by itself; empty if it can.
-
-    `axis` of the array counts the layers, if it holds more than one. Every device
-    fetches what it holds of a layer: the layers themselves may not be spread.
-    """
-    shard = shard_shape(spec)
-    if axis is not None and shard[axis] != spec.shape[axis]:
-        return _SPREAD
-    if len(spec.sharding.device_set) > 1 and partition_of(spec) is None:
-        return _NO_PARTITION
-    if axis is not None and host_order(spec.ndim, axis, platform=platform) is not None:
-        return _LAST_AXES
-    part = [n for k, n in enumerate(shard) if k != axis]
-    part = jax.ShapeDtypeStruct(part, spec.dtype)
-    return "" if can_stream(part, platform=platform) else UNTILED
 
 
 class _Traffic:

@@ -17,15 +17,14 @@ from .._target._machine import Target
 from .._units import format_bytes
 from .._update._blocks import BlockSize
 from .._update._record import Leaf, Streamed
-from ._state import (
-    NO_HOST,
-    State,
-    device_bytes,
-    general,
-    has_host_memory,
+from ._layer_axes import (
+    SEVERAL_AXES,
     layer_axes,
+    lying_orders,
     why_layers_do_not_cross,
 )
+from ._shards import device_bytes
+from ._state import NO_HOST, State, general, has_host_memory
 
 _ROLES = ("parameter", "optimizer state")
 _WITHOUT_PLACE = "the step returns nothing in its type that takes its place"
@@ -116,6 +115,8 @@ class _Reasons:
             for position in found.feeds.served
             for leaf, axis in layer_axes(found, position, step)
         }
+        crossing = {i for i in self.axes if not self._refused(i)}
+        _, self.clashing = lying_orders(found, step, specs, target.platform, crossing)
         self.given = {i for g in found.groups if g.gives for i in g.reads}
 
     def small(self, i: int) -> bool:
@@ -143,8 +144,14 @@ class _Reasons:
             return leaf.reason
         if i not in self.axes:
             return _OUTSIDE
-        if refused := why_layers_do_not_cross(spec, self.axes[i], self.target.platform):
+        if refused := self._refused(i):
             return refused
+        if i in self.clashing:
+            return SEVERAL_AXES
         if leaf.way != "streamed":
             return leaf.reason
         return _WHOLE if i in self.given else _TOGETHER
+
+    def _refused(self, i: int) -> str:
+        platform = self.target.platform
+        return why_layers_do_not_cross(self.specs[i], self.axes[i], platform)

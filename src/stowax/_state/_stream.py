@@ -29,14 +29,16 @@ class Hosted:
 
     `updates` says which output takes the place of each (both flat positions), `None` of
     those that are only read, `shards` has the shape of one device's part of each,
-    `partitions` how those that are spread over a mesh are spread, `size` how all are
-    cut. `in_turn`, `lean`, `late` and `on_host` are what `run_streamed` takes.
+    `partitions` how those that are spread over a mesh are spread, `orders` how those
+    lie that do not lie as they are typed (`_axis_order`), `size` how all are cut.
+    `in_turn`, `lean`, `late` and `on_host` are what `run_streamed` takes.
     """
 
     updates: Mapping[int, int | None]
     shards: Mapping[int, tuple[int, ...]]
     partitions: Mapping[int, Partition]
     in_turn: bool
+    orders: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     size: BlockSize = dataclasses.field(default_factory=BlockSize)
     lean: bool = False
     on_host: tuple[int, ...] = ()
@@ -82,6 +84,7 @@ def stream_state(
             jaxpr,
             hosted.updates,
             per_device=hosted.shards,
+            orders=hosted.orders,
             size=hosted.size,
             boundary=boundary,
         )

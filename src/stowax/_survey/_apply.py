@@ -21,6 +21,7 @@ from .._layers._pipeline import Stack, Stored
 from .._layers._rewrite import Options, Rewriter
 from .._mark import handling
 from .._records._plan import ArgumentRecord
+from .._state._ordered_step import OrderedStep
 from .._state._stream import Hosted, stream_state
 from .._step._trace import available, check_step
 
@@ -109,10 +110,13 @@ def apply_decisions(
             )
         return out
 
-    whole: Callable[..., Any] = planned
-    if plan.hosted and boundary is not None:
-        whole = stream_state(planned, plan.hosted, boundary)
-    return jit(_checking(whole, arguments))
+    if plan.hosted is None or boundary is None:
+        return jit(_checking(planned, arguments))
+    streaming = stream_state(planned, plan.hosted, boundary)
+    whole = _checking(streaming, arguments)
+    if not plan.hosted.orders:
+        return jit(whole)
+    return OrderedStep(whole, plan.hosted.orders, plan.hosted.updates, jit)
 
 
 def _checking(

@@ -30,7 +30,8 @@ from .._records._stages import (
     Value,
     updated_on_host,
 )
-from .._state._state import State, find_state, partition_of, search_state, shard_shape
+from .._state._shards import partition_of, shard_shape
+from .._state._state import State, find_state, search_state
 from .._state._stays import Staying, find_staying
 from .._state._stream import Hosted
 from .._step._trace import Step, TracedStack, store_all
@@ -129,6 +130,7 @@ class Survey:
                 for i in positions
                 if (partition := partition_of(specs[i])) is not None
             },
+            orders=self.state.orders(positions),
             in_turn=self.target.platform != "tpu",
             lean=self._lean(chosen),
             on_host=self.state.leaves_of(updated_on_host(body, chosen)),
@@ -161,8 +163,10 @@ class Survey:
             donate=self.step.donate if donate else (),
             label=label,
         )
-        hosted = plan.hosted.shards if plan and plan.hosted else ()
-        return self.target.lower(jitted, *put_in_host_memory(self.specs, hosted))
+        specs, hosted = self.specs, plan.hosted if plan else None
+        if hosted is not None:
+            specs = put_in_host_memory(specs, hosted.shards, hosted.orders)
+        return self.target.lower(jitted, *specs)
 
 
 def take_survey(

@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from .. import _jax
 from .._errors import ArgumentError, CompileError, OutOfMemoryCompileError
+from .._jax_layouts import in_layout, laid_out
 from ._dump import dumping, layout_in, options_of
 
 
@@ -258,7 +259,8 @@ def spread_specs(devices: tuple[Any, ...], specs: Any, target_name: str) -> Any:
             )
         _check_devices(_argument(path), sharding.device_set, devices, target_name)
         _check_divides(_argument(path), sharding, spec.shape)
-        return spec.update(sharding=sharding)
+        given = sharding if isinstance(leaf, jax.Array) else laid_out(leaf)
+        return spec.update(sharding=given)
 
     return jax.tree_util.tree_map_with_path(convert, specs)
 
@@ -275,12 +277,22 @@ def put_specs(devices: tuple[Any, ...], specs: Any) -> Any:
     return jax.tree.map(put, specs)
 
 
-def put_in_host_memory(specs: Any, positions: Collection[int]) -> Any:
-    """`specs` with the arrays at these flat positions in pinned host memory."""
+def put_in_host_memory(
+    specs: Any, positions: Collection[int], orders: Mapping[int, Any] | None = None
+) -> Any:
+    """`specs` with the arrays at these flat positions in pinned host memory.
+
+    Those in `orders` lie there with their axes so.
+    """
     leaves, structure = jax.tree.flatten(specs)
     for i in positions:
         sharding = leaves[i].sharding.with_memory_kind("pinned_host")
-        leaves[i] = leaves[i].update(sharding=sharding)
+        if order := (orders or {}).get(i):
+            sharding = in_layout(sharding, order)
+        spec = leaves[i]
+        leaves[i] = jax.ShapeDtypeStruct(
+            spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type
+        )
     return jax.tree.unflatten(structure, leaves)
 
 

@@ -13,9 +13,12 @@ where several are cut, they are looked at as one (`rows`), or only one is cut.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from typing import Any
+
+from .._layers._axis_order import Order, inverse, lying
 
 _MEBIBYTE = 2**20
 _ROW_BYTES = 32  # a TPU's tile is 8 rows of 4 bytes, 16 of 2, 32 of 1 high
@@ -53,10 +56,15 @@ class Cut:
 
     `view` has the sizes that each axis of the leaf is looked at with: itself, or shards
     and places in a shard. `block` is a block's shape in that view, of all shards.
+
+    A leaf may lie in host memory with its axes in another `order` than typed: then the
+    view is of the leaf as it lies. Arrays on the device lie as they are typed, and
+    blocks are cut out of those in `typed_rows`.
     """
 
     view: tuple[tuple[int, ...], ...]
     block: tuple[int, ...]
+    order: Order = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,8 +107,31 @@ class Cut:
         """The axis of `rows` that is cut, the first one if several are."""
         return 0 if self.merged else self.first_axis
 
+    @property
+    def typed_axes(self) -> tuple[int, ...]:
+        """The axes of the view, in the order in which the leaf's type has them."""
+        ends = list(itertools.accumulate(len(sizes) for sizes in self.view))
+        sizes = zip(ends, self.view, strict=True)
+        own = [range(end - len(parts), end) for end, parts in sizes]
+        order = self.order or tuple(range(len(own)))
+        return tuple(axis for k in inverse(order) for axis in own[k])
+
+    @property
+    def typed_rows(self) -> tuple[int, ...]:
+        """The shape in which arrays of the leaf's type are sliced on the device."""
+        if self.order is None:
+            return self.rows
+        return tuple(self.shape[axis] for axis in self.typed_axes)
+
+    @property
+    def typed_piece(self) -> tuple[int, ...]:
+        """A block's shape in `typed_rows`."""
+        if self.order is None:
+            return self.piece
+        return tuple(self.block[axis] for axis in self.typed_axes)
+
     def spread(self, partition: Sequence[Any]) -> tuple[Any, ...]:
-        """How `rows` are spread over a mesh, if the leaf's axes are like this.
+        """How `rows` are spread over a mesh, if the axes as they lie are like this.
 
         Of an axis that is looked at as two it is the shards that are spread.
         """
@@ -120,7 +151,7 @@ class Cut:
         return next(axis for axis, n in enumerate(self.grid) if n > 1)
 
     def viewed(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape in the view of an array with the leaf's axes, some of size one."""
+        """The view's shape for an array with the axes as they lie, some of size one."""
         return tuple(
             part
             for size, sizes in zip(shape, self.view, strict=True)
@@ -133,12 +164,14 @@ def cut_leaf(
     per_device: Sequence[int],
     itemsizes: Sequence[int],
     size: BlockSize,
+    order: Order = None,
 ) -> Cut | str:
     """The cut of a leaf, or why there is none.
 
     **Arguments:** `per_device` is the shape of one device's shard. `itemsizes` are
-    those of all arrays that are cut along with the leaf.
+    those of all arrays that are cut along with the leaf, `order` that of its axes.
     """
+    shape, per_device = lying(shape, order), lying(per_device, order)
     current = math.prod(per_device) * max(itemsizes)
     if current == 0:
         return "it has no elements"
@@ -158,7 +191,7 @@ def cut_leaf(
     best = min(cuts, key=weight)
     if weight(best) > size.largest_bytes or best.count < 2:
         return f"its shape {tuple(shape)} cannot be cut evenly into small blocks"
-    return best
+    return dataclasses.replace(best, order=order)
 
 
 def _cut_along(

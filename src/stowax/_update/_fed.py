@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._jaxprs._jaxpr import Node
+from .._layers._axis_order import inverse, lying
 from .._layers._boundary import Emission
-from .._layers._host_layers import HostArray, Rows, sharding_over
+from .._layers._host_layers import HostArray, Rows, Transpose, sharding_over
 from ._feed import emission_of
 from ._record import Streamed
 
@@ -30,8 +31,8 @@ def run_fed(
 ) -> list[Any]:
     """The outputs of the loop at `position`, some of them in host memory.
 
-    **Arguments:** `args` are the step's flat inputs, `env` values on the device by
-    number; `how` are `in_turn`, `lean` and `late` of `run_streamed`.
+    **Arguments:** `args` are the step's flat inputs as they lie, `env` values on the
+    device by number; `how` are `in_turn`, `lean` and `late` of `run_streamed`.
     """
     program, feeds = streamed.program, streamed.feeds
     node = program.nodes[position]
@@ -76,8 +77,14 @@ def _host_array(
 ) -> HostArray:
     """A leaf with what is done to it on its way to a loop."""
     leaf, nodes = way
-    sharding = sharding_over(args[leaf], streamed.partitions.get(leaf))
-    value = HostArray(array=args[leaf], sharding=sharding)
+    order, partition = streamed.orders.get(leaf), streamed.partitions.get(leaf)
+    if partition is not None:
+        partition = lying(partition, order)
+    value = HostArray(
+        array=args[leaf],
+        chain=() if order is None else (Transpose(order=inverse(order)),),
+        sharding=sharding_over(args[leaf], partition),
+    )
     for position in nodes:
         equation = streamed.program.nodes[position].equation
         if equation.primitive.name != "name":

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .._jaxprs._jaxpr import Program
+from .._layers._axis_order import Order
 from .._layers._boundary import Emission
 from ._blocks import BlockSize, Cut, cut_leaf
 from ._feed import NOTHING, find_feeds, users_besides, view_of
@@ -41,6 +42,7 @@ def stream_update(
     host_inputs: Mapping[int, int | None],
     *,
     per_device: Mapping[int, Sequence[int]] | None = None,
+    orders: Mapping[int, Order] | None = None,
     size: BlockSize | None = None,
     boundary: Mapping[str, Emission] | None = None,
 ) -> Streamed:
@@ -49,16 +51,17 @@ def stream_update(
     **Arguments:** `jaxpr` is a whole step's, traced with everything on the device.
     `host_inputs` says of each input that is to live in host memory which output it
     becomes (both flat positions), `None` of what is only read. `per_device` has the
-    shapes of one device's shards of those that are spread over a mesh. `boundary` has
-    the loops of stacks that stand in `jaxpr`: what they read of the host inputs they
-    fetch layer by layer, and leave its gradients in host memory where all that reads
-    those works on blocks.
+    shapes of one device's shards of those that are spread over a mesh, `orders` how
+    those lie that do not lie as they are typed: alike, if they share a loop. `boundary`
+    has the loops of stacks that stand in `jaxpr`: what they read of the host inputs
+    they fetch layer by layer, and leave its gradients in host memory where all that
+    reads those works on blocks.
     """
-    boundary = boundary or {}
+    boundary, orders = boundary or {}, orders or {}
     program = inline_update(jaxpr, host_inputs, boundary)
     on_device: set[int] = set()
     while True:
-        finder = _Finder(program, per_device or {}, size, boundary, on_device)
+        finder = _Finder(program, per_device or {}, orders, size, boundary, on_device)
         found = finder.find(host_inputs)
         whole = finder.needed_whole(found)
         if not whole:
@@ -73,11 +76,12 @@ class _Finder:
         self,
         program: Program,
         per_device: Mapping[int, Sequence[int]],
+        orders: Mapping[int, Order],
         size: BlockSize | None,
         boundary: Mapping[str, Emission],
         gradients_on_device: Collection[int],
     ):
-        self.program, self.per_device = program, per_device
+        self.program, self.per_device, self.orders = program, per_device, orders
         self.size, self.boundary = size or BlockSize(), boundary
         self.gradients_on_device = gradients_on_device
         self.feeds = NOTHING
@@ -120,6 +124,7 @@ class _Finder:
             ),
             host_outputs={o: i for i, o in self.host_inputs.items()},
             feeds=self.feeds,
+            orders=self.orders,
         )
 
     def needed_whole(self, found: Streamed) -> set[int]:
@@ -168,7 +173,7 @@ class _Finder:
         shards = [self.per_device.get(i, shape) for i in owners]
         sizes = [self.program.avals[i].dtype.itemsize for i in numbers]
         smallest = tuple(min(column) for column in zip(*shards, strict=True))
-        return cut_leaf(shape, smallest, sizes, self.size)
+        return cut_leaf(shape, smallest, sizes, self.size, self.orders.get(owners[0]))
 
     def _find_members(self) -> None:
         """Which nodes work on blocks, at which level, and the level of every value."""

@@ -27,7 +27,8 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._hlo._host_calls import update_scope
-from .._jaxprs._jaxpr import Program, bind, spec_of, trace
+from .._jaxprs._jaxpr import Node, Program, bind, spec_of, trace
+from .._layers._axis_order import lying
 from .._layers._host_layers import not_positive
 from .._layers._host_slots import to_host
 from ._fed import operands
@@ -114,12 +115,13 @@ def run_on_host(
             value = gradients.get(number)
             if value is not None and value.index is not None:
                 array = jax.lax.index_in_dim(array, value.index, keepdims=False)
-            array = jnp.reshape(array, program.avals[number].shape)
+            shape = program.avals[number].shape
+            array = jnp.reshape(array, shape and lying(shape, group.cut.order))
             never = jax.lax.broadcast(order > 0, array.shape)
             values[number] = jax.lax.select(never, jnp.zeros_like(array), array)
         for position in group.nodes:
             node = program.nodes[position]
-            out = bind(node.equation, operands(node, values))
+            out = _result(group, node, operands(node, values))
             values.update(zip(node.outputs, out, strict=True))
         made = [values[number] for number, _ in group.writes]
         return [not_positive(made), *made]
@@ -130,6 +132,15 @@ def run_on_host(
         sign, *made = _jax.compute_on_host(jaxpr, inputs, on_device=1)
     host.update(zip(written(group), made, strict=True))
     return [sign]
+
+
+def _result(group: Group, node: Node, values: list[Any]) -> list[Any]:
+    """What a node makes of arrays as they lie in host memory."""
+    order, params = group.cut.order, node.equation.params
+    if order is None or node.equation.primitive.name != "broadcast_in_dim":
+        return bind(node.equation, values)
+    # Nothing but single numbers is spread out in such a group.
+    return [jax.lax.broadcast(values[0], lying(params["shape"], order))]
 
 
 def runs_on_host(group: Group, leaves: Collection[int]) -> bool:

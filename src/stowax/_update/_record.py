@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import _jax
 from .._jaxprs._jaxpr import Program
+from .._layers._axis_order import Order
 from .._layers._host_layers import Partition
 from ._blocks import Cut
 from ._feed import Feeds, HostValue, View
@@ -120,7 +121,8 @@ class Streamed:
     `host_inputs` are the inputs that live in host memory, `host_outputs` the outputs
     that come out there, each with the input whose buffer it takes; `feeds` is what
     passes between host memory and the loops of stacks. `partitions` says how inputs in
-    host memory are spread over a mesh.
+    host memory are spread over a mesh, `orders` how those lie whose axes do not lie as
+    they are typed.
     """
 
     program: Program
@@ -129,6 +131,7 @@ class Streamed:
     host_outputs: Mapping[int, int]
     feeds: Feeds
     partitions: Mapping[int, Partition] = dataclasses.field(default_factory=dict)
+    orders: Mapping[int, Order] = dataclasses.field(default_factory=dict)
 
     @property
     def host_inputs(self) -> tuple[int, ...]:

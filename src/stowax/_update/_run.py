@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._jaxprs._jaxpr import Node, Program, bind
+from .._layers._axis_order import as_it_is_typed, as_it_lies, inverse, lying
 from .._layers._boundary import Emission
 from .._layers._host_layers import can_order, not_positive
 from .._layers._host_slots import empty_array, to_device, to_host
@@ -71,7 +72,8 @@ def run_streamed(
     `on_host` are the inputs that the host's processor updates, where the device has no
     part in it.
     """
-    program = streamed.program
+    program, orders = streamed.program, streamed.orders
+    args = [as_it_lies(a, orders.get(i)) for i, a in enumerate(args)]
     host = {i: args[i] for i in streamed.host_outputs.values()}
     env = {**program.constants(), **dict(enumerate(args))}
     for leaf in host:
@@ -98,8 +100,8 @@ def run_streamed(
             signs = [signs[0], out[0]]
         latest = next(([v] for v in out if _can_wait_for(v)), latest)
     return [
-        host[streamed.host_outputs[k]]
-        if k in streamed.host_outputs
+        as_it_is_typed(host[leaf], orders.get(leaf))
+        if (leaf := streamed.host_outputs.get(k)) is not None
         else env[number]
         if isinstance(number, int)
         else number.val
@@ -135,7 +137,8 @@ def _run_group(
         0, group.cut.count + 1, loop.step, carry
     )
     shape = program.avals
-    host.update((i, jnp.reshape(b, shape[i].shape)) for i, b in buffers.items())
+    for i, buffer in buffers.items():
+        host[i] = jnp.reshape(buffer, lying(shape[i].shape, group.cut.order))
     results = {n: jnp.reshape(r, shape[n].shape) for n, r in results.items()}
     totals = {n: last_total(program, n, total) for n, total in totals.items()}
     totals = {n: total.astype(shape[n].dtype) for n, total in totals.items()}
@@ -156,9 +159,9 @@ class _Loop:
         self.in_turn = in_turn
         self.program, self.group, cut = program, group, group.cut
         self.scalars = {i: env[i] for i in group.others}
-        self.sliced = {i: jnp.reshape(env[i], cut.rows) for i in group.sliced}
+        self.sliced = {i: jnp.reshape(env[i], cut.typed_rows) for i in group.sliced}
         self.views = {
-            v: jnp.reshape(env[v.whole], (-1, *cut.rows)) for v in group.views
+            v: jnp.reshape(env[v.whole], (-1, *cut.typed_rows)) for v in group.views
         }
         self.env = env
         self.makes = {leaf: value for value, leaf in group.writes}
@@ -174,7 +177,7 @@ class _Loop:
         leaves = dict.fromkeys([i for i in group.reads if i in host] + [*self.makes])
         buffers = {leaf: jnp.reshape(host[leaf], group.cut.rows) for leaf in leaves}
         results = {
-            number: empty_array(group.cut.rows, avals[number])
+            number: empty_array(group.cut.typed_rows, avals[number])
             if place is None
             else self.sliced[place]
             for number, place in group.gives
@@ -201,7 +204,7 @@ class _Loop:
         buffers, totals, cut = dict(buffers), dict(totals), self.group.cut
         i = jnp.int32(i)
         now = jnp.minimum(i, cut.count - 1)
-        here = _starts(cut, now)
+        here, typed = _starts(cut, now), _typed_starts(cut, now)
         # Two ways to the same place: were the index of the first write the other
         # writes' too, a GPU's compiler would compute both at once, after the fetch.
         first, before = _starts(cut, previous), _starts(cut, jnp.maximum(i - 1, 0))
@@ -223,11 +226,11 @@ class _Loop:
         # beside it would be a second array.
         places = {place: number for number, place in self.group.gives}
         sliced = {
-            i: _slice(results[places[i]] if i in places else array, here, cut.piece)
+            i: _block(cut, results.get(places.get(i), array), typed)
             for i, array in self.sliced.items()
         }
         parts = {
-            v.number: _slice(whole, (v.index, *here), (1, *cut.piece))[0]
+            v.number: _block(cut, whole, typed, v.index)
             for v, whole in self.views.items()
         }
         for value in self.group.gradients:
@@ -240,10 +243,10 @@ class _Loop:
         written = {}
         for number, place in self.group.gives:
             whole = results[number]
-            old = _slice(whole, here, cut.piece) if place is None else sliced[place]
+            old = _block(cut, whole, typed) if place is None else sliced[place]
             last = jax.lax.broadcast(i >= cut.count, cut.piece)
             new = jax.lax.select(last, old, values[number])
-            written[number] = _update(whole, new, here)
+            written[number] = _update(whole, _as_typed(cut, new), typed)
         made = {leaf: values[value] for leaf, value in self.makes.items()}
         for number, total in totals.items():
             more = next_total(self.program, number, total, values)
@@ -303,7 +306,8 @@ class _Loop:
         shape = [1] * len(cut.view)
         for axis, size in zip(axes, whole.shape, strict=True):
             shape[axis] = size
-        whole = jnp.reshape(whole, cut.viewed(shape))
+        whole = as_it_lies(jnp.reshape(whole, shape), cut.order)
+        whole = jnp.reshape(whole, cut.viewed(whole.shape))
         cuts = [mine == size for mine, size in zip(whole.shape, cut.shape, strict=True)]
         at = _view_starts(cut, index)
         starts = [a if c else 0 for a, c in zip(at, cuts, strict=True)]
@@ -355,6 +359,35 @@ def _view_starts(cut: Cut, index: Any) -> list[Any]:
             starts[axis] = place * cut.block[axis]
             index = index // cut.grid[axis]
     return starts
+
+
+def _typed_starts(cut: Cut, index: Any) -> list[Any]:
+    """Where block `index` begins in the cut's `typed_rows`."""
+    if cut.order is None:
+        return _starts(cut, index)
+    starts = _view_starts(cut, index)
+    return [starts[axis] for axis in cut.typed_axes]
+
+
+def _block(cut: Cut, whole: Any, at: Sequence[Any], index: int | None = None) -> Any:
+    """The block at `at` of an array on the device, as blocks lie in host memory.
+
+    `whole` has the cut's `typed_rows`, or with an `index` it has that many of such.
+    """
+    if index is None:
+        block = _slice(whole, at, cut.typed_piece)
+    else:
+        block = _slice(whole, (index, *at), (1, *cut.typed_piece))[0]
+    if cut.order is None:
+        return block
+    return jnp.reshape(jax.lax.transpose(block, inverse(cut.typed_axes)), cut.piece)
+
+
+def _as_typed(cut: Cut, block: Any) -> Any:
+    """A block as it lies in host memory, as one of an array on the device."""
+    if cut.order is None:
+        return block
+    return jax.lax.transpose(jnp.reshape(block, cut.block), cut.typed_axes)
 
 
 def _after(starts: Sequence[Any], values: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,29 @@
+"""One device's part of an array, as the array's spec says."""
+
+import math
+from typing import Any
+
+from jax.sharding import NamedSharding
+
+from .._layers._host_layers import Partition
+
+
+def shard_shape(spec: Any) -> tuple[int, ...]:
+    """The shape of one device's part of an array."""
+    sharding = getattr(spec, "sharding", None)
+    whole = tuple(getattr(spec, "shape", ()))  # a Python number has none
+    return whole if sharding is None else tuple(sharding.shard_shape(whole))
+
+
+def device_bytes(spec: Any) -> int:
+    """Bytes of one device's part of an array."""
+    dtype = getattr(spec, "dtype", None)
+    return math.prod(shard_shape(spec)) * (dtype.itemsize if dtype else 0)
+
+
+def partition_of(spec: Any) -> Partition | None:
+    """Which axes of a mesh each axis of an array is spread over, if any are."""
+    sharding = getattr(spec, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or len(sharding.device_set) == 1:
+        return None
+    return (*sharding.spec, *[None] * (len(spec.shape) - len(sharding.spec)))

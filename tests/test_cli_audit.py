@@ -1,6 +1,9 @@
 """`stowax audit`: a script runs as Python would run it, and its loop is reported."""
 
 import json
+import os
+import subprocess
+import sys
 import textwrap
 
 import jax
@@ -102,6 +105,106 @@ def test_loops_in_threads_and_scripts_without_jax(audit):
     found = audit("print(sum(map(int, input().split())) if 0 else 3)")
     assert (found.exit_code, found.stdout[:2]) == (0, "3\n")
     assert "No jitted function was called" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("starts", "many"),
+    [
+        ("os.system('python3 -c 0')", 1),
+        ("multiprocessing.get_context('spawn').Process(target=len).start()", 1),
+        ("subprocess.run([sys.executable, '-c', ''])", 1),
+        ("subprocess.run(['true'])", 0),
+    ],
+)
+def test_processes_that_may_run_jax_are_told_of(audit, tmp_path, starts, many):
+    script = (
+        "import multiprocessing, os, subprocess, sys\nif __name__ == '__main__':\n    "
+    )
+    out = str(tmp_path / "audit.json")
+    found = audit(script + starts, before=("-o", out))
+    said = f"started other processes ({many}): those that run JAX were not looked at"
+    assert (said in found.stdout) == bool(many)
+    notes = json.loads((tmp_path / "audit.json").read_text())["notes"]
+    assert (said in " ".join(notes)) == bool(many)
+
+
+def test_a_copy_of_the_process_ends_as_the_script_ends_it(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys\nimport jax\nchild = os.fork()\n"
+        "if not child:\n    sys.exit(3)\n"
+        "status = os.waitpid(child, 0)[1]\nprint(os.waitstatus_to_exitcode(status))\n"
+    )
+    words = [sys.executable, "-W", "ignore", "-m", "stowax", "audit", str(script)]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert found.stdout.count("findings") == 1
+    assert found.stdout.startswith("3\n")
+    assert found.returncode == 0
+
+
+def test_a_module_of_a_package_and_its_own_arguments(tmp_path, monkeypatch):
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("RATE = 3")
+    (package / "train.py").write_text(
+        "import argparse\nfrom . import RATE\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('-o'); print(parser.parse_args(), RATE, __spec__.name)\n"
+    )
+    (package / "__main__.py").write_text("import sys; print(sys.argv, __package__)")
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(main, ["audit", "-m", "pack.train", "-o", "x"])
+    assert found.stdout.startswith("Namespace(o='x') 3 pack.train\n")
+    found = CliRunner().invoke(main, ["audit", "-m", "pack", "x"])
+    assert found.stdout.startswith(f"['{package / '__main__.py'}', 'x'] pack\n")
+    for name in ("pack.none", "none.train", "pack."):
+        found = CliRunner().invoke(main, ["audit", "-m", name])
+        assert found.exit_code == 2
+        assert f"-m: got {name}" in found.stderr
+
+
+def test_a_page_without_an_inspection(audit, tmp_path):
+    page = tmp_path / "page.html"
+    found = audit(LOOP, before=("--html", str(page), "--allow", "implicit-transfer"))
+    assert found.exit_code == 1
+    text = page.read_text()
+    assert "<h1>1 finding in train.py:7</h1>" in text
+    assert "host-read" in text
+    assert "Read it every so many steps" in text
+    audit(CLEAN, before=("--html", str(page)))
+    assert "Nothing found." in page.read_text()
+
+
+def test_stdin_interrupts_and_code_without_a_file(tmp_path):
+    """As a shell runs it: input is the script's, Ctrl-C prints the report so far."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import signal\ncode = open('loop.txt').read()\nprint(input())\n"
+        "exec(compile(code, '<cell>', 'exec'))\nsignal.raise_signal(signal.SIGINT)\n"
+    )
+    (tmp_path / "loop.txt").write_text(LOOP)
+    folders = os.pathsep.join(map(os.path.abspath, sys.path))
+    found = subprocess.run(
+        [sys.executable, "-m", "stowax", "audit", "train.py"],
+        input="three\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": folders},
+    )
+    assert found.stdout.startswith("three\n4.0\n")
+    assert "<cell>:8: host-read" in found.stdout
+    assert found.stderr.endswith("interrupted\n")
+    assert found.returncode == 130
+
+
+def test_an_audit_within_an_audit(audit):
+    inner = "import stowax\nwith stowax.audit() as inside:\n" + textwrap.indent(
+        LOOP, "    "
+    )
+    found = audit(inner + "\nprint([f.kind for f in inside.findings])")
+    assert "['host-read']" in found.stdout
+    assert "train.py:10: host-read" in found.stdout
 
 
 def test_after_its_steps_it_reports_and_the_script_goes_on(audit):

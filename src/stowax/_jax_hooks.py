@@ -17,6 +17,7 @@ Served: JAX 0.10 to 0.12.
 """
 
 import contextlib
+import os
 import threading
 import time
 import warnings
@@ -82,6 +83,16 @@ def watch(watcher: Watcher) -> Iterator[None]:
             if not _watchers:
                 while _undo:
                     _undo.pop()()
+
+
+def _forget() -> None:
+    """In a copy of the process, nobody watches: what it does is its own."""
+    global _watchers
+    _watchers = ()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:

@@ -53,7 +53,9 @@ def _once(found: Iterable[Finding]) -> list[Finding]:
 def _notes(recording: Recording, steps: int) -> Iterable[str]:
     if recording.failed:
         yield f"The audit ended early, by a mistake of its own: {recording.failed}"
-    if not any(event.what == "call" for event in recording.events):
+    if not recording.events:
+        yield "No jitted function was called, nor anything else of JAX's."
+    elif not any(event.what == "call" for event in recording.events):
         yield "No jitted function was called: everything was dispatched one by one."
     if steps < 2:
         yield "No loop was seen: what happens in every step takes two steps to see."

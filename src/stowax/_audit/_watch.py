@@ -374,12 +374,14 @@ class Recorder(Watcher):
             warnings=tuple(self._warnings),
             reused=tuple(self._donations.reused),
             failed=self.failed,
-            enough_bytes=max(1024 * self.least_bytes, memory_limit() // 8),
+            enough_bytes=max(
+                1024 * self.least_bytes, memory_limit() // 8 if self._facts else 0
+            ),
         )
 
     def _alive(self) -> Iterator[Alive]:
         """What was made meanwhile and is alive: on devices, and copied to the host."""
-        for array in live_arrays():
+        for array in live_arrays() if self._makers else ():  # a backend may not start
             number = self._makers.get(id(array))
             if number is not None and array.nbytes >= _KEPT_BYTES:
                 yield Alive(number, array.nbytes)

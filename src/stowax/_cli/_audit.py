@@ -1,5 +1,6 @@
 """`stowax audit`: a user's script, run unchanged, and what its loop does beside it."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -30,6 +31,15 @@ _AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     metavar="KIND[:FILE]",
     help="Findings that are meant so, in all files or in one. Repeatable.",
 )
+@click.option(
+    "-m",
+    "is_module",
+    is_flag=True,
+    help="SCRIPT.py is the name of a module, as in python -m.",
+)
+@click.option(
+    "--html", metavar="PAGE.html", help="Write the findings as a page for a browser."
+)
 @click.option("-o", "output", metavar="AUDIT.json", help="Write the findings as JSON.")
 @json_option
 @click.argument("script", metavar="SCRIPT.py")
@@ -41,6 +51,8 @@ def audit(
     steps: int,
     allow: tuple[str, ...],
     output: str | None,
+    html: str | None,
+    is_module: bool,
     as_json: bool,
 ) -> int:
     """Run SCRIPT.py with its ARGS, and report the transfers and stalls of its loop.
@@ -57,38 +69,59 @@ def audit(
       stowax audit train.py --epochs 1
       stowax audit --steps 50 --allow host-read:logging.py train.py
       stowax audit --json train.py > audit.json
+      stowax audit --html audit.html -m package.train
     """  # noqa: D301
     if words[-1:] == ("--json",) and not as_json:
         words, as_json = words[:-1], True
-    if output is not None:
-        check_writable(output, "-o")
-    from ._run_script import compiled_script
+    for option, path in (("-o", output), ("--html", html)):
+        if path is not None:
+            check_writable(path, option)
+    from ._run_script import module_named, script_at
 
-    code = compiled_script(script)
+    program = module_named(script) if is_module else script_at(script)
+    process = os.getpid()
     if as_json:
         with only_result_on_stdout():
-            found, error = _audited(code, words, steps, allow, lambda _: None)
-        click.echo(json.dumps(found.to_json(), indent=1))
+            found, error = _audited(program, words, steps, allow, lambda _: None)
     else:
-        found, error = _audited(code, words, steps, allow, click.echo)
+        found, error = _audited(program, words, steps, allow, click.echo)
+    if os.getpid() != process:
+        return _exit_code(error)  # a copy that the script made of this process
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=1))
     if output is not None:
         write_whole(output, json.dumps(found.to_json(), indent=1), "-o")
+    if html is not None:
+        from ..report import audit_page
+
+        write_whole(html, audit_page(found), "--html")
+        click.echo(f"saved {html}", err=True)
     if isinstance(error, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return INTERRUPTED
     if found.findings:
         return FOUND
-    ended = error is None or (isinstance(error, SystemExit) and not error.code)
-    return FINE if ended else COULD_NOT_RUN
+    return COULD_NOT_RUN if _exit_code(error) else FINE
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """What Python would exit with after the script."""
+    if error is None:
+        return 0
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    return 1
 
 
 def _audited(
-    code: Any, words: tuple[str, ...], steps: int, allow: tuple[str, ...], say: Any
+    program: Any, words: tuple[str, ...], steps: int, allow: tuple[str, ...], say: Any
 ) -> tuple[Any, BaseException | None]:
-    """The audit of a script, said as soon as it has seen its steps, and the error."""
+    """The audit's record of a script, told when it has seen its steps; the error."""
     import stowax
 
-    from ._run_script import run_script
+    from ._run_script import processes, run_program
 
     found = stowax.audit(steps=steps, allow=allow)
     said: list[Any] = []
@@ -99,11 +132,22 @@ def _audited(
             sys.stdout.flush()
             say(f"\n{found}")
 
-    name = os.path.basename(code.co_filename)
+    process = os.getpid()
+    name = os.path.basename(program.code.co_filename)
     click.echo(f"stowax: auditing {name}, at most {steps} steps", err=True)
     found.when_full(tell)
     found.__enter__()
-    error = run_script(code, words)
+    error = run_program(program, words)
+    if os.getpid() != process:
+        return None, error
     found.close(error)
     tell()
-    return found, error
+    record = found.record
+    if processes:
+        note = (
+            f"The script started other processes ({len(processes)}): those that run "
+            "JAX were not looked at."
+        )
+        say(f"\nnote: {note}")
+        record = dataclasses.replace(record, notes=(*record.notes, note))
+    return record, error

@@ -5,23 +5,42 @@ fails. What cannot be as before: JAX is loaded already when it starts. So variab
 as `JAX_ENABLE_X64` that it sets before its own `import jax` are passed on to JAX.
 """
 
+import contextlib
+import importlib.util
 import os
 import pathlib
 import sys
 import threading
 import types
-from typing import Any
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
 
 import jax
 
 from .._errors import ArgumentError
 
+# What Python says when a process is started; multiprocessing does not always.
+_COPIES = ("os.fork", "os.forkpty")
+_STARTS = (*_COPIES, "subprocess.Popen", "os.system")
+processes: list[str] = []  # started by the script
+_starting = threading.Event()  # one of multiprocessing's
 _TRUE = {"1", "true", "yes", "on", "y", "t"}
 _following = threading.Event()
 _hooked: list[bool] = []  # an audit hook of Python's stays for good
 
 
-def compiled_script(path: str) -> types.CodeType:
+class Program(NamedTuple):
+    """What is to run as `__main__`: a script, or a module of a package."""
+
+    code: types.CodeType
+    path: str  # its own name, as it reads it
+    folder: str  # what Python would look for modules in first
+    spec: ModuleSpec | None = None
+
+
+def script_at(path: str) -> Program:
     """The script at `path`, ready to run.
 
     **Raises:** `ArgumentError` where there is none, or it is no Python.
@@ -33,7 +52,9 @@ def compiled_script(path: str) -> types.CodeType:
             "SCRIPT.py", f"{path}, {got}", "Write the path of a script."
         )
     try:
-        return compile(file.read_bytes(), str(file.absolute()), "exec")
+        code = compile(
+            file.read_bytes(), str(file.absolute()), "exec", dont_inherit=True
+        )
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise ArgumentError(
@@ -41,31 +62,63 @@ def compiled_script(path: str) -> types.CodeType:
             f"{path}{f':{line}' if line else ''}, {error}",
             "Write the path of a Python script.",
         ) from None
+    return Program(code, path, str(file.absolute().parent))
 
 
-def run_script(code: types.CodeType, words: tuple[str, ...]) -> BaseException | None:
+def module_named(name: str) -> Program:
+    """The module that `python -m name` would run, and of a package its `__main__`.
+
+    **Raises:** `ArgumentError` where there is none.
+    """
+    sys.path.insert(0, os.getcwd())  # as it would be
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+        code: Any = spec and spec.loader and spec.loader.get_code(spec.name)  # pyright: ignore[reportAttributeAccessIssue]
+    except (ImportError, ValueError, SyntaxError, AttributeError) as error:
+        raise ArgumentError(
+            "-m", f"{name}, {error}", "Write a module as Python would import it."
+        ) from None
+    finally:
+        sys.path.remove(os.getcwd())
+    if code is None:
+        raise ArgumentError(
+            "-m",
+            f"{name}, no module that can run",
+            "Write a module as Python would import it, such as package.train.",
+        )
+    return Program(code, code.co_filename, os.getcwd(), spec)
+
+
+def run_program(program: Program, words: tuple[str, ...]) -> BaseException | None:
     """Runs it to the end of its threads; what it raised, if anything.
 
     A failure's traceback has been shown as the script would have shown it.
     """
+    file = program.code.co_filename
     module = types.ModuleType("__main__")
-    module.__dict__.update(__file__=code.co_filename, __builtins__=__builtins__)
+    module.__dict__.update(__file__=file, __builtins__=__builtins__)
+    if program.spec is not None:
+        module.__spec__, module.__package__ = program.spec, program.spec.parent
+        module.__loader__ = program.spec.loader
     before = sys.argv, sys.path[:], sys.modules["__main__"]
-    sys.argv = [code.co_filename, *words]
-    sys.path[0:0] = [os.path.dirname(code.co_filename)]
+    sys.argv = [program.path, *words]
+    sys.path[0:0] = [program.folder]
     sys.modules["__main__"] = module
     if not _hooked:
         _hooked.append(True)
         sys.addaudithook(_heard)
     _following.set()
     try:
-        exec(code, module.__dict__)
-        for thread in threading.enumerate():
-            # As the end of a process waits for them.
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
+        with _counting_processes():
+            exec(program.code, module.__dict__)
+            for thread in threading.enumerate():
+                # As the end of a process waits for them.
+                if thread is not threading.current_thread() and not thread.daemon:
+                    thread.join()
     except BaseException as error:
-        _shown(error, code.co_filename)
+        _shown(error, file)
         return error
     finally:
         _following.clear()
@@ -93,9 +146,45 @@ def _shown(error: BaseException, file: str) -> None:
     sys.excepthook(type(error), error, error.__traceback__)
 
 
+@contextlib.contextmanager
+def _counting_processes() -> Iterator[None]:
+    """Notes the processes of multiprocessing that are started in here."""
+    processes.clear()
+    start = BaseProcess.start
+
+    def started(self: BaseProcess) -> None:
+        processes.append("multiprocessing")
+        _starting.set()
+        try:
+            start(self)
+        finally:
+            _starting.clear()
+
+    BaseProcess.start = started
+    try:
+        yield
+    finally:
+        if BaseProcess.start is started:
+            BaseProcess.start = start
+
+
+def _may_run_jax(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether a new process is a copy of this one, or Python as far as one can see."""
+    return event in _COPIES or any(
+        "python" in os.fsdecode(word)
+        for argument in arguments[:2]
+        for word in (argument if isinstance(argument, list | tuple) else [argument])
+        if isinstance(word, str | bytes | os.PathLike)
+    )
+
+
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
-    """Tells JAX of its variables that the script sets."""
-    if event != "os.putenv" or not _following.is_set():
+    """Counts processes that the script starts, and tells JAX of its variables."""
+    if not _following.is_set():
+        return
+    if event in _STARTS and not _starting.is_set() and _may_run_jax(event, arguments):
+        processes.append(event)
+    if event != "os.putenv":
         return
     name = os.fsdecode(arguments[0]).lower()
     text = os.fsdecode(arguments[1])

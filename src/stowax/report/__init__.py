@@ -13,6 +13,7 @@ from ._inspection_text import inspection_text as inspection_text
 from ._notebook import inspection_html as inspection_html
 from ._notebook import plan_html as plan_html
 from ._page import inspection_page as inspection_page
+from ._page_audit import audit_page as audit_page
 from ._page_figures import check_page_library as check_page_library
 from ._plan_text import plan_text as plan_text
 from ._targets_text import target_text as target_text

@@ -1,11 +1,48 @@
-"""The page's table of what an audit found in the loop around the step."""
+"""What an audit found in the loop around the step: a table, and a page of its own."""
 
 import os
 
 from .._records._audit import AuditRecord
+from .._units import format_seconds
 from ._layout import count_of
-from ._page_html import Cell, Columns, escaped, sortable
+from ._page_html import (
+    Cell,
+    Columns,
+    asset,
+    document,
+    escaped,
+    facts_html,
+    section,
+    sortable,
+)
 from ._page_tables import bytes_cell, number_cell, seconds_cell, text_cell
+
+
+def audit_page(record: AuditRecord) -> str:
+    """A page of its own: the loop that was audited, what was found, and what to do."""
+    found = count_of(len(record.findings), "finding")
+    of = f" in {_place(record.step_file, record.step_line)}" if record.steps else ""
+    facts = facts_html(
+        [
+            ("steps seen", f"{record.steps}"),
+            ("time a step", format_seconds(record.step_seconds)),
+            ("transfers a step", f"{round(record.transfers, 1):g}"),
+        ]
+    )
+    allowed = "".join(
+        f"<p>{escaped(_place(f.file, f.line))}: {escaped(f.kind)}</p>"
+        for f in record.allowed
+    )
+    body = [
+        f"<h1>{escaped(found)}{escaped(of)}</h1>",
+        '<p class="soft">Transfers and stalls of the loop around the step, while it '
+        "ran.</p>",
+        facts if record.steps else "",
+        section("The loop around the step", audit_table(record)),
+        section("Meant so", allowed),
+    ]
+    scripts = [asset("page.js"), "sortTables();"]
+    return document(f"{found}{of}", "\n".join(part for part in body if part), scripts)
 
 
 def audit_table(record: AuditRecord) -> str:

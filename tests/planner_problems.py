@@ -130,6 +130,8 @@ def small_bodies(draw, name="layer", most_operations=4):
             v,
             keep_seconds=storing * v.bytes,
             offload_seconds=draw(st.sampled_from([0, 2])) * storing * v.bytes,
+            keep_more=draw(st.sampled_from([0, 0, -1, 8])),
+            offload_more=draw(st.sampled_from([0, 0, 5])),
         )
         for v in values
     ]

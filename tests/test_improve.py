@@ -13,7 +13,7 @@ from planned_models import arguments, plan, train
 from planner_problems import chain, problem
 from stowax._errors import ArgumentError
 from stowax._planner import baselines, evaluate, solve
-from stowax._search._charges import charged
+from stowax._search._charges import charged, charges_of
 from stowax._search._forms import Found
 from stowax._search._improve import improve
 from stowax._search._loop import Attempt
@@ -32,7 +32,6 @@ class Search:
     attempts: list = dataclasses.field(default_factory=list)
     charges: dict = dataclasses.field(default_factory=dict)
     said: list = dataclasses.field(default_factory=list)
-    link_share: float = 0.5
     vanished: object = lambda decisions: ()
 
     def __post_init__(self):
@@ -47,9 +46,6 @@ class Search:
         self.forecast = types.SimpleNamespace(
             known=lambda d, caution: evaluate(self.question, d).device_bytes
         )
-
-    def uncharged(self):
-        return self.question
 
     def problem(self):
         return charged(self.question, self.charges)
@@ -104,6 +100,8 @@ class Search:
             ),
         )
         self.attempts.append(attempt)
+        moved = charges_of(self.survey, solution.decisions, found, inspection)
+        self.charges.update(moved)
         return attempt
 
 
@@ -134,8 +132,6 @@ def test_a_value_that_is_waited_for_is_not_moved_again():
     assert found.best.measured.step_seconds < before
     assert set(offloaded(found.best)).isdisjoint(moved)
     assert search.fits(found.best)
-    # It is the values that are to blame, not the link.
-    assert search.link_share == 1.0
     # What it was charged with: what was waited for, per run.
     assert all(search.charges["layer", i] == pytest.approx(2.0) for i in moved)
 

@@ -75,7 +75,7 @@ def test_the_host_updates_nothing_that_the_link_would_do_faster():
 def search(asked, ends):
     machine = types.SimpleNamespace(link=asked.link, link_range=ends)
     return types.SimpleNamespace(
-        problem=lambda: asked, survey=types.SimpleNamespace(target=machine)
+        uncharged=lambda: asked, survey=types.SimpleNamespace(target=machine)
     )
 
 

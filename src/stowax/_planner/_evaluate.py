@@ -260,8 +260,8 @@ def _device_bytes(
     ):
         early = 0 if table.body.phase == "update" else problem.prefetch_depth - 1
         late = min(early, 1)
-        kept = table.bytes[[d == "keep" for d in chosen]].sum()
-        stacks += table.body.count * kept
+        stacks += table.kept[[d == "keep" for d in chosen]].sum()
+        stacks += table.offloaded[[d == "offload" for d in chosen]].sum()
         if len(table.reserved):
             working = np.zeros(len(table.bytes))
             for i, decision in enumerate(chosen):

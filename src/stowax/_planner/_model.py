@@ -171,7 +171,8 @@ def _device_rows(
         update = table.body.phase == "update"
         early = 0 if update else problem.prefetch_depth - 1
         late = min(early, 1)
-        stacks |= {k: table.body.count * table.bytes[i] for i, k in c.keep.items()}
+        stacks |= {k: table.kept[i] for i, k in c.keep.items()}
+        stacks |= {k: table.offloaded[i] for i, k in c.offload.items()}
         staged = {k: early * table.bytes[i] for i, k in c.offload.items()}
         streams = passing.get(table.body.name, {})
         staged |= {k: float(passage.in_flight) for k, passage in streams.items()}
@@ -187,7 +188,9 @@ def _device_rows(
             name = f"device memory in the backward pass of {table.body.name}"
             name = "device memory at the update" if update else name
             moments.append((terms, float(table.reserved[p]), name))
-        stacks |= {k: late * table.bytes[i] for i, k in c.offload.items()}
+        stacks |= {
+            k: late * table.bytes[i] + table.offloaded[i] for i, k in c.offload.items()
+        }
     loss = float(problem.loss_reserved_bytes)
     moments.append((stacks, loss, "device memory at the loss"))
     largest = max(reserved + sum(terms.values()) for terms, reserved, _ in moments)

@@ -10,21 +10,22 @@ Called by `_model`. Each reduction with its proof:
    that stores v, store u instead, the same way: f and whatever made v stop running
    again, the bytes stored and the seconds of storing do not grow, u's working bytes are
    not more than before and v's vanish. So v need not be storable. Chains compose,
-   because each exchange moves forward.
+   because each exchange moves forward. Bytes stored are those of all runs, with what
+   programs were seen to need besides.
 3. *Runs with its only reader.* If v cannot be stored, is not needed, is its operation's
    only output that matters and is read by one operation f, then v's operation runs
    again exactly when f does: both share one variable.
 
 4. *Lesser moments.* A point whose live values and reserved bytes are both within
    another point's constrains nothing.
-5. *Swaps.* Let i and j have equal bytes, cross the link alike and have both decisions
-   open, let offloading instead
-   of keeping cost i no more seconds than j, and let j be alive at every point where i
-   is. Keeping i and offloading j is no better than the other way round: the stacks and
-   the bytes moved are the same, and the working bytes of i appear only where those of j
-   vanish. One row, o_j + s_i <= 1, forbids it. Layers are full of
-   values of equal size; without these rows the solver walks through their permutations
-   (measured on a decoder layer beside an encoder layer: seconds instead of tenths).
+5. *Swaps.* Let i and j have equal bytes, those that were seen too, cross the link alike
+   and have both decisions open, let offloading instead of keeping cost i no more
+   seconds than j, and let j be alive at every point where i is. Keeping i and
+   offloading j is no better than the other way round: the stacks and the bytes moved
+   are the same, and the working bytes of i appear only where those of j vanish. One
+   row, o_j + s_i <= 1, forbids it. Layers are full of values of equal size; without
+   these rows the solver walks through their permutations (measured on a decoder layer
+   beside an encoder layer: seconds instead of tenths).
 
 One rule is no reduction but part of the model: *state goes in turn*. Of state that
 crosses the link alike, the smaller arrays are offloaded before the larger ones. What a
@@ -90,7 +91,7 @@ def reduce_body(table: BodyTable) -> Reduced:
     open_for = {i: storing_decisions(body, body.values[i]) for i in values}
     storing = {
         i: frozenset()
-        if _not_worth_storing(body, i, readers, outputs, open_for)
+        if _not_worth_storing(table, i, readers, outputs, open_for)
         else open_for[i]
         for i in values
     }
@@ -129,12 +130,13 @@ def _ancestors(body: Body) -> tuple[list[int], list[int]]:
 
 
 def _not_worth_storing(
-    body: Body,
+    table: BodyTable,
     i: int,
     readers: dict[int, list[int]],
     outputs: dict[int, list[int]],
     open_for: dict[int, frozenset[Decision]],
 ) -> bool:
+    body = table.body
     value = body.values[i]
     if value.needed or len(readers[i]) != 1 or not may_recompute(body, value):
         return False
@@ -145,6 +147,8 @@ def _not_worth_storing(
     other = body.values[u]
     return (
         other.bytes <= value.bytes
+        and table.kept[u] <= table.kept[i]
+        and table.offloaded[u] <= table.offloaded[i]
         and other.keep_seconds <= value.keep_seconds
         and other.offload_seconds <= value.offload_seconds
         and open_for[i] <= open_for[u]
@@ -206,10 +210,13 @@ def _swaps(
     live = table.live.toarray()[list(points)].astype(bool)
     traffic = [(v.update_in, v.update_out, v.passages) for v in table.body.values]
     more = [v.offload_seconds - v.keep_seconds for v in table.body.values]
+    bytes_more = table.offloaded - table.kept
     pairs = []
     for place, i in enumerate(both):
         for j in both[place + 1 :]:
             if table.bytes[i] != table.bytes[j] or traffic[i] != traffic[j]:
+                continue
+            if bytes_more[i] != bytes_more[j]:
                 continue
             if more[i] <= more[j] and not (live[:, i] & ~live[:, j]).any():
                 pairs.append((i, j))

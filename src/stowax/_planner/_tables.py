@@ -18,10 +18,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BodyTable:
-    """One body: `bytes` per value, `live[point, value]`, `reserved` per point."""
+    """One body: `bytes` per value, `live[point, value]`, `reserved` per point.
+
+    `kept` and `offloaded` are what storing a value either way takes for all runs,
+    throughout, less what is staged of an offloaded one.
+    """
 
     body: Body
     bytes: np.ndarray
+    kept: np.ndarray
+    offloaded: np.ndarray
     live: "scipy.sparse.csr_array"
     reserved: np.ndarray
 
@@ -31,7 +37,7 @@ def body_table(body: Body) -> BodyTable:
 
     **Arguments:** `body`, with `values[i].index == i` and `operations[i].index == i`.
 
-    **Returns:** byte counts as float64 (exact up to 2**53), shape (values,); liveness
+    **Returns:** byte counts as float64 (exact up to 2**53), shapes (values,); liveness
     as a sparse matrix, shape (points, values); reserved bytes, shape (points,).
     """
     import scipy.sparse  # a third of a second: only for those who plan
@@ -42,9 +48,12 @@ def body_table(body: Body) -> BodyTable:
         (np.ones(len(rows)), (rows, columns)),
         shape=(len(body.points), len(body.values)),
     )
+    kept = [body.count * value.bytes + value.keep_more for value in body.values]
     return BodyTable(
         body=body,
         bytes=np.array([value.bytes for value in body.values], dtype=np.float64),
+        kept=np.array(kept, dtype=np.float64),
+        offloaded=np.array([v.offload_more for v in body.values], dtype=np.float64),
         live=live,
         reserved=np.array([p.reserved_bytes for p in body.points], dtype=np.float64),
     )

@@ -64,6 +64,8 @@ class Value:
     `needed` says that the backward pass reads it. `keep_seconds` and `offload_seconds`
     are what the device spends on storing it either way, per run of the body: writing it
     to its place in a stack, moving it aside; copies over the host link are not in it.
+    `keep_more` and `offload_more` are bytes of all runs together that programs were
+    seen to need beyond the model's own where it is stored so; fewer, where negative.
 
     State in host memory crosses the link where it is used: `update_in` and `update_out`
     bytes at the update, and what `passages` say while layers run. `stays` says why it
@@ -83,6 +85,8 @@ class Value:
     role: Role = "activation"
     keep_seconds: float = 0.0
     offload_seconds: float = 0.0
+    keep_more: int = 0
+    offload_more: int = 0
     update_in: int = 0
     update_out: int = 0
     passages: tuple[Passage, ...] = ()

@@ -10,6 +10,7 @@ from .._records._stages import Value
 from .._step._trace import trace_step
 from .._survey._preferences import Preferences
 from .._survey._survey import Survey, take_survey
+from ._lessons import Lessons
 from ._loop import Search
 
 _NOT_DONATED = "it is updated in its place in host memory, which donate=False forbids"
@@ -46,6 +47,9 @@ class AsWritten:
             self.rolled,
             survey=narrowed(self.free, preferences),
             attempts=[],
+            charges={},
+            lessons=Lessons(),
+            proposed={},
             least=set(),
             plain={},
         )

@@ -4,7 +4,9 @@ The planner lets a copy hide in all of the arithmetic of a layer. The compiled s
 may not: a value that arises late, or is read early, is waited for. `charges_of` takes
 what a program waited for beyond what the model expects, and shares it out among the
 offloaded values, by what each one's own copies were waited for; `charged` puts that on
-the price of offloading them, so that the solver moves something else, or nothing.
+the price of offloading them, so that the solver moves something else, or nothing. Where
+the link itself was full, something else would be waited for as well: what no program
+has offloaded yet is charged with half of what its like were, byte for byte.
 """
 
 import dataclasses
@@ -18,31 +20,40 @@ from .._survey._survey import Survey
 Charges = Mapping[tuple[str, int], float]
 """Seconds per run of the body, by its name and the value's number."""
 
+_SUSPECTED = 0.5
+"""Part of the others' charge, per byte, of what was never offloaded: assumed."""
+
 
 def charged(problem: Problem, charges: Charges) -> Problem:
     """The problem with what is charged added to the price of offloading."""
     if not charges:
         return problem
 
-    def value_of(body: Body, value: Value) -> Value:
-        more = charges.get((body.name, value.index), 0.0)
-        if not more:
-            return value
-        return dataclasses.replace(value, offload_seconds=value.offload_seconds + more)
-
-    bodies = tuple(
-        dataclasses.replace(
-            body, values=tuple(value_of(body, value) for value in body.values)
+    def body_of(body: Body) -> Body:
+        seen = {
+            value.index: charges[body.name, value.index]
+            for value in body.values
+            if (body.name, value.index) in charges
+        }
+        moved = sum(body.values[i].bytes for i in seen)
+        suspected = _SUSPECTED * sum(seen.values()) / moved if moved else 0.0
+        values = tuple(
+            dataclasses.replace(
+                value,
+                offload_seconds=value.offload_seconds
+                + seen.get(value.index, suspected * value.bytes),
+            )
+            for value in body.values
         )
-        for body in problem.bodies
-    )
-    return dataclasses.replace(problem, bodies=bodies)
+        return dataclasses.replace(body, values=values)
+
+    return dataclasses.replace(problem, bodies=tuple(map(body_of, problem.bodies)))
 
 
 def charges_of(
     survey: Survey, decisions: Decisions, expected: Evaluation, inspection: Any
 ) -> dict[tuple[str, int], float]:
-    """What each offloaded value is to be charged for, by one compiled program.
+    """What each offloaded value is to be charged with, by one compiled program.
 
     **Arguments:** `expected` is the model's own opinion, without charges: what it
     expects to wait for is in its price already.
@@ -57,7 +68,7 @@ def charges_of(
     total = inspection.timeline.exposed_seconds
     surprise = total - expected.exposed_seconds - expected.host_seconds
     if surprise <= 0.0 or total <= 0.0:
-        return {}
+        return dict.fromkeys(waits, 0.0)
     # Copies of weights and gradients, and those whose name the compiler dropped, count
     # for all that moves, by its bytes.
     moving = dict(_bytes(survey, decisions))

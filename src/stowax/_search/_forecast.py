@@ -4,12 +4,8 @@ A prediction read off the lowered program, and what compilers were seen to need 
 such predictions. That excess depends on what a program stores: one value is laid out
 with padding, another keeps a buffer alive. With at most four programs there is no
 telling which, but programs that store much the same need much the same. So the excess
-is taken for a sum of unknown parts, and each part for a random number with mean zero:
-one of every program, one of programs that copy to the host, one for each way to store
-each value, in proportion to its bytes. What was measured then gives every other program
-its expected excess, a weighted sum of the measured ones, and says how far off that may
-be: Gaussian process regression with a linear kernel (Rasmussen and Williams, *Gaussian
-Processes for Machine Learning*, 2006, equations 2.25 and 2.26).
+is explained by what programs store (`_regression`); programs that copy to the host have
+a part of their own.
 """
 
 import dataclasses
@@ -18,6 +14,7 @@ import numpy as np
 
 from .._records._stages import Decisions
 from .._survey._survey import Survey, predict
+from ._regression import explained, stored_parts
 
 # Standard deviations: of the part of every program and of the programs that offload,
 # relative to the target's memory budget; of a stored value's part, relative to its
@@ -84,9 +81,8 @@ class Forecast:
         """What the excess of each compiled program counts for."""
         if not self.compiled:
             return np.zeros(0)
-        features = np.array([self._features(known) for known in self.compiled])
-        between = features @ features.T + np.eye(len(features)) * self._rest
-        return np.linalg.solve(between, features @ self._features(decisions))
+        known = np.array([self._features(known) for known in self.compiled])
+        return explained(known, self._rest, known @ self._features(decisions))
 
     @property
     def _rest(self) -> float:
@@ -95,9 +91,10 @@ class Forecast:
     def _features(self, decisions: Decisions) -> np.ndarray:
         """One number per unknown part: its standard deviation, 0 where it has none."""
         offloads = any("offload" in chosen for chosen in decisions)
-        parts = [_EVERYWHERE * self.scale, _OFFLOADING * self.scale * offloads]
-        for body, chosen in zip(self.survey.bodies, decisions, strict=True):
-            for value, decision in zip(body.values, chosen, strict=True):
-                part = _STORED * body.count * value.bytes
-                parts += [part * (decision == way) for way in ("keep", "offload")]
-        return np.array(parts)
+        return np.array(
+            [
+                _EVERYWHERE * self.scale,
+                _OFFLOADING * self.scale * offloads,
+                *stored_parts(self.survey.bodies, decisions, _STORED),
+            ]
+        )

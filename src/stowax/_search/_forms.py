@@ -113,7 +113,9 @@ def _tightened(found: Found) -> Found:
     if plan is None or spent or not _gradients_wait(search.survey, plan):
         return found
     survey = dataclasses.replace(search.survey, tight=True)
-    tight = dataclasses.replace(search, survey=survey, attempts=[], least=set())
+    tight = dataclasses.replace(
+        search, survey=survey, attempts=[], proposed={}, least=set()
+    )
     tight.plan()
     if not tight.attempts or _rank(search) <= _rank(tight):
         return found

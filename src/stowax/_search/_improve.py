@@ -23,7 +23,6 @@ from collections.abc import Container, Iterator, Mapping
 from .._planner import baselines, evaluate, recomputed_values
 from .._records._stages import Body, Decision, Decisions, Evaluation, Solution
 from .._survey._options import alternatives
-from ._charges import charges_of
 from ._forms import Found
 from ._loop import MOST_COMPILES, Attempt, Search
 
@@ -50,10 +49,6 @@ def improve(found: Found, most: int) -> Found:
     unplanned = found.best.decisions is None or not search.fits(found.best)
     if unplanned or most <= MOST_COMPILES:
         return found
-    # From here on it is each value's own copies that are to blame, not the link.
-    search.link_share = 1.0
-    for attempt in search.attempts:
-        _charge(search, attempt)
     while len(search.log) < most:
         best = _best(search)
         proposal = next(_proposals(search, best), None)
@@ -61,7 +56,7 @@ def improve(found: Found, most: int) -> Found:
             search.say("no single change is expected to be faster")
             break
         solution, options = proposal
-        _charge(search, search.compile(solution, most, options))
+        search.compile(solution, most, options)
     return dataclasses.replace(found, best=_best(search))
 
 
@@ -79,20 +74,6 @@ def _best(search: Search) -> Attempt:
     if not sound:
         return search.best()
     return min(sound, key=lambda attempt: attempt.measured.step_seconds)
-
-
-def _charge(search: Search, attempt: Attempt) -> None:
-    """Takes note of what a program waited for; the last word on a value counts."""
-    inspection = attempt.measured.inspection
-    if attempt.decisions is None or inspection is None:
-        return
-    expected = evaluate(search.uncharged(), attempt.decisions)
-    moved = charges_of(search.survey, attempt.decisions, expected, inspection)
-    for body, chosen in zip(search.survey.bodies, attempt.decisions, strict=True):
-        for value, decision in zip(body.values, chosen, strict=True):
-            if decision == "offload":
-                key = body.name, value.index
-                search.charges[key] = moved.get(key, 0.0)
 
 
 def _proposals(

@@ -3,8 +3,9 @@
 The planner's memory model is linear and knows no schedule; the prediction walks the
 lowered program, and costs a fraction of a second; the compiler is right, and costs
 many. So decisions are first brought into line with the prediction (`settle`), then
-compiled; what the compiler says beyond the prediction corrects the next round. At most
-four programs are compiled, and a plan fits only if its own compiled program does.
+compiled. What the compiler says beyond the prediction corrects the next round, and what
+copies were waited for is charged to what they move. At most four programs are compiled,
+and a plan fits only if its own compiled program does.
 
 A `Search` is for one form of the step; `_forms` says which there are.
 """
@@ -16,22 +17,26 @@ from collections.abc import Callable, Mapping
 
 from .._planner import baselines, evaluate, smallest, solve
 from .._records._plan import Source
-from .._records._stages import Decisions, Evaluation, Link, Problem, Solution
+from .._records._stages import Decisions, Evaluation, Problem, Solution
 from .._survey._options import overlap_options
 from .._survey._survey import Survey
 from .._units import format_bytes, format_seconds
-from ._charges import charged
+from ._charges import charged, charges_of
 from ._forecast import Forecast
+from ._lessons import Lessons, learned, taught
 from ._trial import Measured, compile_and_read
 
 MOST_COMPILES = 4
-_SETTLING_ROUNDS = 5
+_SETTLING_ROUNDS, _MOST_SETTLING_ROUNDS = 5, 8
 _SOLVING_SECONDS = 0.5
 _ENOUGH_SOLVING = 0.8
 """Seconds of solving after which decisions that fill the budget are not brought
 closer."""
 _SETTLED = 0.002
 """Part of the budget within which model and prediction agree."""
+
+_WARY = 0.5
+"""Part of what a proposal was too big by that the next ones leave free: assumed."""
 
 SLACK = 0.002
 """Part of the budget left free: solvers and allocators round."""
@@ -86,8 +91,9 @@ class Search:
     decisions that were made for want of any others that fit. `log` has all that
     was compiled for the plan, other searches' attempts too, `other_bound` the seconds
     below which none of theirs can be, `plain` the predicted bytes of the step as it is,
-    donated or not (see `_forms`). `charges` are what offloaded values were waited for
-    (see `_improve`).
+    donated or not (see `_forms`). `charges` are what offloaded values were waited for,
+    `lessons` what the planner's memory model was seen to leave out, `proposed` every
+    solution that a prediction was made for.
     """
 
     survey: Survey
@@ -102,8 +108,8 @@ class Search:
     plain: dict[bool, int] = dataclasses.field(default_factory=dict)
     charges: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict)
     attempts: list[Attempt] = dataclasses.field(default_factory=list)
-    correction: int = 0
-    link_share: float = 1.0
+    lessons: Lessons = dataclasses.field(default_factory=Lessons)
+    proposed: dict[Decisions, Solution] = dataclasses.field(default_factory=dict)
     solving_seconds: float = 0.0
     least: set[Decisions] = dataclasses.field(default_factory=set)
     forecast: Forecast = dataclasses.field(init=False)
@@ -147,9 +153,9 @@ class Search:
         return attempt.fits(self.budget, self.host_budget)
 
     def bound_seconds(self, solution: Solution) -> float:
-        """The solver's bound for `solution`, by the link as it is known to be now."""
+        """The solver's bound for `solution`, with what is known of waiting now."""
         bound = solution.bound_seconds
-        if self.link_share != 1.0:
+        if self.charges:
             again = self._solve(self.problem())
             bound = again.bound_seconds if again.outcome != "infeasible" else bound
         return min(bound, self.other_bound)
@@ -188,13 +194,9 @@ class Search:
     ) -> Problem:
         """The same without what values are charged with."""
         problem = (survey or self.survey).problem(
-            budget or self.budget, self.host_budget, self.correction
+            budget or self.budget, self.host_budget, self.lessons.everywhere
         )
-        link = Link(
-            device_to_host=problem.link.device_to_host * self.link_share,
-            host_to_device=problem.link.host_to_device * self.link_share,
-        )
-        return dataclasses.replace(problem, link=link)
+        return taught(problem, self.lessons)
 
     def _another_round(self) -> bool:
         """One more program; false when there is nothing left worth compiling."""
@@ -210,27 +212,22 @@ class Search:
                 return False
             solution = found[0]
         attempt = self.compile(solution, MOST_COMPILES)
-        late = self._slow_link(attempt)
-        return late or not self.fits(attempt) or self._better_known(attempt)
+        return (
+            self._late(attempt) or not self.fits(attempt) or self._better_known(attempt)
+        )
 
-    def _slow_link(self, attempt: Attempt) -> bool:
-        """Whether copies are waited for; then the planner's link becomes slower.
+    def _late(self, attempt: Attempt) -> bool:
+        """Whether much more is waited for than the model expects.
 
         The model lets a copy hide in all of a layer's arithmetic; the compiled schedule
-        may not. What was waited for beyond what the model expects is charged to the
-        bytes that moved, so that the next decisions offload less, or something whose
-        copy hides.
+        may not.
         """
         if attempt.measured.inspection is None or attempt.evaluation is None:
             return False
         timeline = attempt.measured.inspection.timeline
         expected = attempt.evaluation.exposed_seconds + attempt.evaluation.host_seconds
         surprising = timeline.exposed_seconds - expected
-        if surprising < _WORTH_HIDING * timeline.step_seconds:
-            return False
-        moving = timeline.device_to_host_seconds + timeline.host_to_device_seconds
-        self.link_share *= moving / (moving + 2 * surprising)
-        return True
+        return surprising >= _WORTH_HIDING * timeline.step_seconds
 
     def _known(self, decisions: Decisions) -> bool:
         return any(a.decisions == decisions for a in self.attempts)
@@ -268,45 +265,62 @@ class Search:
     def settle(self) -> Solution:
         """Decisions whose predicted program fills the budget and no more.
 
-        Moves `correction`, the gap between the planner's linear model and the
-        prediction, until the two agree. The gap depends on the decisions, so it jumps:
-        a correction that gave too big a program and one that gave a fitting one bound
-        the next. Keeps the fastest decisions whose prediction fits.
+        Every prediction teaches the planner's linear model what it leaves out, until
+        the two agree. Returns the fastest of all decisions that were ever proposed and
+        are predicted to fit.
         """
         target = int(self.budget * (1 - SLACK))
-        best: Solution | None = None
-        too_small, enough = -math.inf, math.inf
-        too_big: set[Decisions] = set()
-        before, filled = self.solving_seconds, False
-        for number in range(2 * _SETTLING_ROUNDS):
-            solution = self._solve(self.problem(target))
+        room, margin, before = 0, 0.0, self.solving_seconds
+        tried: list[Decisions] = []
+        for number in range(_MOST_SETTLING_ROUNDS):
+            solution = self._solve(self.problem(target - room))
             if solution.outcome == "infeasible":
                 solution = self.needing_least()
-            predicted = self.forecast.known(solution.decisions, self._caution)
-            step = predicted - solution.evaluation.device_bytes
-            if predicted <= target:
-                enough = min(enough, self.correction)
-                following = self.correction + step
-                if best is None or _seconds(solution) < _seconds(best):
-                    best = solution
-                    filled = predicted > target * (1 - _WORTH_FILLING)
-            else:
-                # Other decisions are needed: each round asks for a little more.
-                too_small = max(too_small, self.correction)
-                following = self.correction + max(step, 0)
-                following += int(0.005 * number * self.budget)
-            close = min(abs(step), enough - too_small) < _SETTLED * self.budget
-            again = solution.decisions in too_big
+            known = self._propose(solution)
+            best, missed = self._fastest(target), known - target
             spent = self.solving_seconds - before
-            late = number >= _SETTLING_ROUNDS or (filled and spent > _ENOUGH_SOLVING)
-            if best is not None and (close or again or late):
-                break
-            if predicted > target:
-                too_big.add(solution.decisions)
-            if enough - too_small < math.inf and not too_small < following < enough:
-                following = int(too_small + enough) // 2
-            self.correction = following
-        return best or self.needing_least()
+            enough = number >= _SETTLING_ROUNDS or spent > _ENOUGH_SOLVING
+            most_unused = target * (_WORTH_FILLING if enough else _SETTLED)
+            again = tried.count(solution.decisions)
+            if best is not None and (again > 1 or 0 <= -missed <= most_unused):
+                return best
+            tried.append(solution.decisions)
+            # A solver finds the decisions that its model is most wrong about: some of
+            # what it missed by is left free. Where it insists on less than there is
+            # room for, it is told of more. What caution adds it does not know, either.
+            if missed > 0 or again:
+                margin += _WARY * missed
+            else:
+                margin = 0.0
+            room = known - self.forecast.expected(solution.decisions) + int(margin)
+        return self._fastest(target) or self.needing_least()
+
+    def _propose(self, solution: Solution) -> int:
+        """Bytes of the program that a solution makes; what they teach is learned."""
+        self.proposed.setdefault(solution.decisions, solution)
+        known = self.forecast.known(solution.decisions, self._caution)
+        plain = self.survey.problem(self.budget, self.host_budget)
+        off_by = {
+            decisions: self.forecast.expected(decisions)
+            - evaluate(plain, decisions).device_bytes
+            for decisions in self.proposed
+        }
+        self.lessons = learned(self.survey.bodies, off_by, self.budget)
+        return known
+
+    def _fastest(self, target: int) -> Solution | None:
+        """The fastest of what was proposed and is expected to stay within `target`."""
+        problem = self.problem()
+        fitting = [
+            solution
+            for solution in self.proposed.values()
+            if self.forecast.known(solution.decisions, self._caution) <= target
+        ]
+        return min(
+            fitting,
+            key=lambda s: evaluate(problem, s.decisions).seconds,
+            default=None,
+        )
 
     @property
     def _caution(self) -> float:
@@ -359,11 +373,17 @@ class Search:
         )
         self.add(attempt)
         self.forecast.learn(solution.decisions, measured.compiled_bytes)
+        self._charge(attempt)
         return attempt
 
-
-def _seconds(solution: Solution) -> float:
-    return solution.evaluation.seconds
+    def _charge(self, attempt: Attempt) -> None:
+        """Takes note of what a program waited for; the last word on a value counts."""
+        inspection = attempt.measured.inspection
+        if attempt.decisions is not None and inspection is not None:
+            expected = evaluate(self.uncharged(), attempt.decisions)
+            self.charges.update(
+                charges_of(self.survey, attempt.decisions, expected, inspection)
+            )
 
 
 def outcome(measured: Measured, budget: int) -> str:

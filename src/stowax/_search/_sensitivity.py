@@ -41,18 +41,16 @@ def link_notes(search: Search, decisions: Decisions | None) -> tuple[str, ...]:
     target = search.survey.target
     if decisions is None or target.link_range is None:
         return ()
-    problem = search.problem()
-    # What the compiled programs taught about copies holds at every rate.
-    ends = [_scaled(end, problem.link, target.link) for end in target.link_range]
-    found = changes(problem, decisions, ends)
+    # Without what was waited for: that was at the rate that is assumed.
+    found = changes(search.uncharged(), decisions, target.link_range)
     if not found:
         return ()
     slowest, fastest = target.link_range
     cases = [
         _case(change, end)
-        for end, scaled in zip(target.link_range, ends, strict=True)
+        for end in target.link_range
         for change in found
-        if change.link == scaled
+        if change.link == end
     ]
     return (
         f"the host link is assumed, at {_rate(target.link)} GB/s (from "
@@ -118,15 +116,6 @@ def _at(problem: Problem, link: Link) -> Problem:
 
     bodies = tuple(wins(body) for body in problem.bodies)
     return dataclasses.replace(problem, bodies=bodies, link=link)
-
-
-def _scaled(end: Link, known: Link, assumed: Link) -> Link:
-    return Link(
-        device_to_host=end.device_to_host
-        * (known.device_to_host / assumed.device_to_host),
-        host_to_device=end.host_to_device
-        * (known.host_to_device / assumed.host_to_device),
-    )
 
 
 def _offloaded(bodies: Sequence[Body], decisions: Decisions) -> int:

@@ -211,7 +211,8 @@ def _section(workload: str, target: str, lines: Lines, plot: str | None) -> str:
     text += f"{batch}{half}.\n"
     end = next((line for line in lines if line["kind"] == "ends"), None)
     if end is None or "error" in end:
-        return text + f"\n{end['error'] if end else 'not measured'}\n"
+        text += f"\n{end['error'] if end else 'No plans yet: the policies alone.'}\n"
+        return text + _policies(lines)
     text += (
         f"\nAs written {gib(end['keep_all_bytes'])} GiB of the chip's "
         f"{gib(end['chip_bytes'])}; smallest budget {gib(end['smallest_budget'])} GiB "
@@ -221,10 +222,13 @@ def _section(workload: str, target: str, lines: Lines, plot: str | None) -> str:
         text += f"\n![step time by budget]({plot})\n"
     if rows := [_cell_row(cell) for cell in cells_of(lines)]:
         text += "\n" + _record.table(_CELL_HEAD, rows)
+    return text + _policies(lines)
+
+
+def _policies(lines: Lines) -> str:
     policies = [line for line in lines if line["kind"] == "policy"]
-    if rows := [_policy_row(line) for line in policies]:
-        text += "\n" + _record.table(_POLICY_HEAD, rows)
-    return text
+    rows = [_policy_row(line) for line in policies]
+    return "\n" + _record.table(_POLICY_HEAD, rows) if rows else ""
 
 
 _CELL_HEAD = (
@@ -292,7 +296,7 @@ def _policy_row(line: dict[str, Any]) -> list[str]:
         needed = line["device_bytes"]
         return [
             line["name"],
-            f"beyond the chip: {gib(needed)}" if needed else "",
+            f"beyond the chip{f': {gib(needed)}' if needed else ''}",
             *blank,
         ]
     return [

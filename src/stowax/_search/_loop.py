@@ -27,11 +27,10 @@ from ._lessons import Lessons, learned, taught
 from ._trial import Measured, compile_and_read
 
 MOST_COMPILES = 4
-_SETTLING_ROUNDS, _MOST_SETTLING_ROUNDS = 5, 8
-_SOLVING_SECONDS = 0.5
-_ENOUGH_SOLVING = 0.8
-"""Seconds of solving after which decisions that fill the budget are not brought
-closer."""
+_SETTLING_ROUNDS, _MOST_SETTLING_ROUNDS = 3, 8
+"""Rounds after which it is enough to fill the budget roughly, and how many at most."""
+_SOLVING_SECONDS = 10.0
+"""Of a machine that is busy with other things: the solver counts nodes."""
 _SETTLED = 0.002
 """Part of the budget within which model and prediction agree."""
 
@@ -270,7 +269,7 @@ class Search:
         are predicted to fit.
         """
         target = int(self.budget * (1 - SLACK))
-        room, margin, before = 0, 0.0, self.solving_seconds
+        room, margin = 0, 0.0
         tried: list[Decisions] = []
         for number in range(_MOST_SETTLING_ROUNDS):
             solution = self._solve(self.problem(target - room))
@@ -278,8 +277,7 @@ class Search:
                 solution = self.needing_least()
             known = self._propose(solution)
             best, missed = self._fastest(target), known - target
-            spent = self.solving_seconds - before
-            enough = number >= _SETTLING_ROUNDS or spent > _ENOUGH_SOLVING
+            enough = number >= _SETTLING_ROUNDS
             most_unused = target * (_WORTH_FILLING if enough else _SETTLED)
             again = tried.count(solution.decisions)
             if best is not None and (again > 1 or 0 <= -missed <= most_unused):

@@ -18,7 +18,7 @@ from .._records._stages import Body, Decisions, Link, Problem
 from .._units import format_bytes, format_seconds
 from ._loop import WORTH_ANOTHER_COMPILE, Search
 
-_SOLVING_SECONDS = 0.5
+_SOLVING_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

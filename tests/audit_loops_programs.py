@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import queue
+import threading
 import time
 import warnings
 
@@ -263,6 +265,44 @@ def slow_loader():
 
 
 slow_loader_clean = audit_loops.waits_clean
+
+
+def slow_loader_in_a_thread():
+    def loop():
+        w = weights()
+        for x in placed():
+            time.sleep(0.05)  # here: starved-device
+            w, _ = step(w, x)
+
+    _in_a_thread(loop)
+
+
+def slow_loader_in_a_thread_clean():
+    _in_a_thread(audit_loops.waits_clean)
+
+
+def _in_a_thread(loop):
+    thread = threading.Thread(target=loop)
+    thread.start()
+    thread.join()
+
+
+def fed_by_a_slow_thread():
+    ready = queue.SimpleQueue()
+
+    def load():
+        for x in placed():
+            time.sleep(0.05)
+            ready.put(x)
+
+    threading.Thread(target=load).start()
+    w = weights()
+    for _ in range(STEPS):
+        x = ready.get()  # here: starved-device
+        w, _ = step(w, x)
+
+
+fed_by_a_slow_thread_clean = audit_loops.waits_clean
 
 
 def layers(w, x):

@@ -1,5 +1,6 @@
 """Memory that grows: of the process, and of lines, as records and as it is measured."""
 
+import collections
 import linecache
 import tracemalloc
 
@@ -58,16 +59,18 @@ def _process(monkeypatch):
 
 
 @pytest.mark.usefixtures("_process")
-def test_lines_are_looked_at_for_three_steps_when_the_process_grows():
+def test_lines_are_looked_at_for_eight_steps_when_the_process_grows():
     memory = _host_memory.HostMemory()
     kept, passing, looks = [], None, []
-    for count in range(1, 20):
+    queue = collections.deque(maxlen=6)  # grows for a while, too
+    for count in range(1, 40):
         memory.at_call("step", count, leads=True, event=count)
         looks.append(tracemalloc.is_tracing())
         kept.append(bytearray(1 << 16))
         passing = bytearray(1 << 16)
+        queue.append(bytearray(1 << 16))
     assert passing
-    assert sum(looks) == 3 * 2  # and once again
+    assert sum(looks) == 8 * 2  # and once again
     memory.end()
     assert not tracemalloc.is_tracing()
     (line,) = {line.place[:2] for line in memory.grown}

@@ -89,6 +89,18 @@ def test_nothing_is_called_undonated_that_is_used_while_nobody_looks(monkeypatch
     assert "not-donated" not in [f.kind for f in audit.findings]
 
 
+@pytest.mark.usefixtures("_resting")
+def test_what_grows_is_seen_across_rests():
+    big = jax.jit(lambda w: jnp.tile(w, (8, 8)))
+    with stowax.audit() as audit:
+        w, kept = W.copy(), []
+        for _ in range(40):
+            w, _ = step(w, W)
+            kept.append(big(w))
+    assert [(f.kind, f.bytes) for f in audit.findings] == [("growing-memory", 16384)]
+    assert len(kept) == 40
+
+
 def test_equal_code_in_two_files_is_two_lines():
     codes = [compile("def f():\n  return here()", name, "exec") for name in "ab"]
     from stowax._where import here

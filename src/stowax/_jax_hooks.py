@@ -44,6 +44,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 _lock = threading.RLock()
 _watchers: tuple[Watcher, ...] = ()
+_only: int | None = None
 _undo: list[Callable[[], None]] = []
 
 
@@ -70,19 +71,30 @@ def unwatched() -> Iterator[None]:
 @contextlib.contextmanager
 def watch(watcher: Watcher) -> Iterator[None]:
     """Tells `watcher` what every thread does with JAX meanwhile (JAX 0.10 to 0.12)."""
-    global _watchers
+    global _watchers, _only
     with _lock:
         if not _watchers:
             _install()
-        _watchers = (*_watchers, watcher)
+        _watchers, _only = (*_watchers, watcher), None
     try:
         yield
     finally:
         with _lock:
-            _watchers = tuple(w for w in _watchers if w is not watcher)
+            _watchers, _only = tuple(w for w in _watchers if w is not watcher), None
             if not _watchers:
                 while _undo:
                     _undo.pop()()
+
+
+def listen_only_to(watcher: Watcher, function: int | None) -> None:
+    """Of calls on the fast path, `watcher` wants only those of one function, by its id.
+
+    Until it says `None`; where somebody else watches, too, nothing changes.
+    """
+    global _only
+    with _lock:
+        if _watchers == (watcher,):
+            _only = function
 
 
 def _forget() -> None:
@@ -192,6 +204,8 @@ def _duration(event: str, duration_secs: float, **_: Any) -> None:
 
 def _after(function: Any, args: Any, kwargs: Any, results: Any) -> None:
     """What the fast path calls when it has dispatched a function."""
+    if _only is not None and id(function) != _only:
+        return
     if _thread.inside or not _core.trace_state_clean():
         return
     _thread.inside = True

@@ -23,6 +23,7 @@ class Place(NamedTuple):
     first: int
 
 
+GENERATED = "<string>"  # the file of code that Python makes, and of `python -c`
 NOWHERE = Place("<unknown>", 0, "", 0)
 
 OWN_FOLDER = os.path.dirname(__file__) + os.sep
@@ -42,12 +43,18 @@ def _libraries() -> tuple[str, ...]:
     folders |= {*site.getsitepackages(), OWN_FOLDER.rstrip(os.sep)}
     if jaxs := _folder_of_jax():
         folders.add(jaxs)
-    return (*(folder + os.sep for folder in folders), "<frozen ")
+    return (*(folder + os.sep for folder in folders), "<frozen ", "<attrs generated ")
 
 
 def is_users(code: CodeType) -> bool:
     """Whether a user wrote this function, and no library."""
-    return is_users_file(code.co_filename)  # equal code may stand in several files
+    # Asked by file, as equal code may stand in several.
+    return is_users_file(code.co_filename) and not _is_generated(code)
+
+
+def _is_generated(code: CodeType) -> bool:
+    """Whether Python wrote it, such as the `__init__` of a dataclass."""
+    return code.co_filename == GENERATED and code.co_name.startswith("__")
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -75,7 +82,7 @@ def place_of(frame: FrameType | None) -> Place:
     """The user's innermost line, from `frame` outwards."""
     while frame is not None:
         code = frame.f_code
-        if is_users_file(code.co_filename):
+        if is_users_file(code.co_filename) and not _is_generated(code):
             line = frame.f_lineno
             known = _places.get((id(code), line))
             if known is None:

@@ -1,27 +1,30 @@
 """Memory of the process from step to step, and the lines that keep what they allocate.
 
 The process's own memory is read at every step, which says that it grows, and not where.
-So when it does, Python's `tracemalloc` looks at three steps: NumPy and Python tell it
-of every allocation with its stack. Only then, as it slows those steps down. It does not
-see what a library allocates in C by itself, nor XLA: arrays of JAX's are followed by
-`_watch`. On Linux only; elsewhere this memory is unknown.
+So when it does, Python's `tracemalloc` looks at the next eight: NumPy and Python tell
+it of every allocation with its stack. Only then, as it slows those steps down. A queue
+that fills up grows for some steps, too, so a line has to keep as much in later ones.
+What a library allocates in C by itself is not seen, nor XLA's: arrays of JAX's are
+followed by `_watch`. On Linux only; elsewhere this memory is unknown.
 """
 
+import itertools
 import os
 import tracemalloc
 from collections import Counter
 from typing import Any
 
 from .._records._audit import Grown, Resident
-from .._where import Place, is_jaxs_file, is_users_file
+from .._where import GENERATED, Place, is_jaxs_file, is_users_file
 
 _FIRST_CALLS = 8  # of any function; after that, only of where steps begin
-_GROWN_BYTES = 1 << 16  # within `_APART` steps, and it is worth a look at the lines
-_APART = 3
-_TRACED_STEPS = 3
+# So much within so many steps, and it is worth a look at the lines. An audit itself
+# takes some KiB a step, for what it notes.
+_GROWN_BYTES = {3: 1 << 18, 48: 1 << 21}
+_COUNTED_AT = (2, 5, 8)  # steps from then on
 _MOST_LOOKS = 2
-_FRAMES = 16
-_KEPT_BYTES = 4096  # a step; below are counters and histories of losses
+_FRAMES = 12
+_KEPT_BYTES = 1 << 15  # a step; below are logs, counters and caches that fill up
 _PAGE = os.sysconf("SC_PAGESIZE") if hasattr(os, "sysconf") else 4096
 _OWN = os.path.dirname(__file__) + os.sep
 
@@ -36,7 +39,8 @@ class HostMemory:
         self._seen: dict[Any, list[int]] = {}
         self._looks = 0
         self._traced: Any = None  # the call that is followed
-        self._sizes: list[Counter[Place]] = []
+        self._steps = 0
+        self._sizes: list[tuple[int, Counter[Place]]] = []
 
     def at_call(self, call: Any, count: int, leads: bool, event: int) -> None:
         """Call `count` of a function is about to be noted as event `event`."""
@@ -47,32 +51,35 @@ class HostMemory:
         seen = self._seen.setdefault(call, [])
         seen.append(now)
         if self._traced == call:
-            self._sizes.append(_traced_sizes())
-            if len(self._sizes) == _TRACED_STEPS:
+            self._steps += 1
+            if self._steps in _COUNTED_AT:
+                self._sizes.append((self._steps, _traced_sizes()))
+            if self._steps == _COUNTED_AT[-1]:
                 self._stop()
-        elif self._traced is None and len(seen) > _APART:
-            if now - seen[-1 - _APART] >= _GROWN_BYTES:
+        elif self._traced is None:
+            if any(
+                len(seen) > apart and now - seen[-1 - apart] >= enough
+                for apart, enough in _GROWN_BYTES.items()
+            ):
                 self._look(call)
-            del seen[:-_APART]
+            del seen[: -max(_GROWN_BYTES)]
 
     def _look(self, call: Any) -> None:
         if self._looks < _MOST_LOOKS and not tracemalloc.is_tracing():
             self._looks += 1
-            self._traced = call
+            self._traced, self._steps = call, 0
             tracemalloc.start(_FRAMES)
 
     def _stop(self) -> None:
         self._traced = None
         tracemalloc.stop()
-        lines = [
-            Grown(place, (last - self._sizes[0][place]) // (len(self._sizes) - 1))
-            for place, last in self._sizes[-1].items()
-            if all(
-                after[place] - before[place] >= _KEPT_BYTES
-                for before, after in zip(self._sizes, self._sizes[1:], strict=False)
-            )
-        ]
-        self.grown = (*self.grown, *lines)
+        for place in self._sizes[-1][1]:
+            rates = [
+                (now[place] - before[place]) / (step - earlier)
+                for (earlier, before), (step, now) in itertools.pairwise(self._sizes)
+            ]
+            if min(rates) >= max(_KEPT_BYTES, max(rates) / 2):
+                self.grown = (*self.grown, Grown(place, round(rates[-1])))
         self._sizes = []
 
     def end(self) -> None:
@@ -80,7 +87,7 @@ class HostMemory:
         self._process.close()
         if self._traced is not None:
             if len(self._sizes) == 1:
-                self._sizes.append(_traced_sizes())
+                self._sizes.append((self._steps + 1, _traced_sizes()))
             if len(self._sizes) > 1:
                 self._stop()
             else:
@@ -91,11 +98,11 @@ class HostMemory:
 def _traced_sizes() -> Counter[Place]:
     """Bytes that are alive, by the user's line that allocated them."""
     found: Counter[Place] = Counter()
-    for trace in tracemalloc.take_snapshot().traces:
-        for frame in reversed(trace.traceback):  # innermost first
+    for group in tracemalloc.take_snapshot().statistics("traceback"):
+        for frame in reversed(group.traceback):  # innermost first
             file = frame.filename
-            if is_users_file(file):
-                found[Place(file, frame.lineno, "", 0)] += trace.size
+            if is_users_file(file) and file != GENERATED:
+                found[Place(file, frame.lineno, "", 0)] += group.size
                 break
             if is_jaxs_file(file) or file.startswith(_OWN):
                 break

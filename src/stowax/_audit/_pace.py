@@ -9,13 +9,16 @@ those at the beginning, and never compilations.
 import time
 from typing import Any
 
-_AT_FIRST = 16  # steps that are always looked at
+_AT_FIRST = 12  # steps that are always looked at
 _AT_ONCE = 8  # and so many in a row, from then on
-_REST_ABOVE, _LOOK_BELOW = 0.12, 0.08  # of the time since the beginning
+_REST_ABOVE, _LOOK_BELOW = 0.1, 0.06  # of the time since the beginning
 
 
 class Pace:
-    """Counts `spent` seconds, and says at each call whether to look or to rest."""
+    """Counts `spent` seconds, and says at each call whether to look or to rest.
+
+    `function` is the id of the function that leads, as it was called last.
+    """
 
     def __init__(self) -> None:
         self.resting = False
@@ -23,7 +26,7 @@ class Pace:
         self._began = time.perf_counter()
         self._seen: dict[Any, int] = {}
         self._leader: Any = None
-        self._function = 0
+        self.function = 0
         self._leads_by = (False, -1)
         self._in_a_row = -_AT_FIRST
 
@@ -32,14 +35,14 @@ class Pace:
         count = self._seen[call] = self._seen.get(call, 0) + 1
         if call == self._leader:
             self._in_a_row += 1
-            self._function = id(function)
+            self.function = id(function)
         elif count > 1 and (jitted, bytes) > self._leads_by:
             self._leader, self._leads_by = call, (jitted, bytes)
             self._in_a_row = -_AT_FIRST
 
     def wakes(self, function: Any, slow: bool) -> bool:
         """Whether a call is worth a look while resting."""
-        return slow or id(function) == self._function
+        return slow or id(function) == self.function
 
     def leads(self, call: Any) -> bool:
         """Whether `call` is where steps begin, as far as one can tell meanwhile."""

@@ -13,19 +13,20 @@ from typing import Any
 from .._records._audit import Sample
 from .._where import Place, is_jax, is_users
 
-_EVERY_SECONDS = 0.004
+_EVERY_SECONDS, _RESTS_SECONDS = 0.004, 0.05
 _DEPTH = 40
 
 
 class Sampler:
     """Samples the loop's thread from `start` to `stop`.
 
-    **Arguments:** `thread` tells who made the newest call, `newest` a result of it.
+    **Arguments:** `thread` tells who made the newest call, `newest` a result of it,
+    `rests` whether nobody looks for a while.
     """
 
-    def __init__(self, thread: Any, newest: Any):
+    def __init__(self, thread: Any, newest: Any, rests: Any):
         self.samples: list[Sample] = []
-        self._thread, self._newest = thread, newest
+        self._thread, self._newest, self._rests = thread, newest, rests
         self._over = threading.Event()
         self._sampler = threading.Thread(
             target=self._run, name="stowax-audit", daemon=True
@@ -42,12 +43,13 @@ class Sampler:
 
     def _run(self) -> None:
         before = time.perf_counter()
-        while not self._over.wait(_EVERY_SECONDS):
+        while not self._over.wait(_RESTS_SECONDS if self._rests() else _EVERY_SECONDS):
             now = time.perf_counter()
-            thread = self._thread()
-            places = _places(sys._current_frames().get(thread))
-            if places and _is_idle(self._newest()):
-                self.samples.append(Sample(now, now - before, places, thread))
+            if not self._rests():
+                thread = self._thread()
+                places = _places(sys._current_frames().get(thread))
+                if places and _is_idle(self._newest()):
+                    self.samples.append(Sample(now, now - before, places, thread))
             before = now
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._jax_hooks import Array, live_arrays, unwatched
+from .._jax_hooks import Array, listen_only_to, live_arrays, unwatched
 from .._records._audit import Alive, Event, Facts, Recording, Sample, SentValue
 from .._watcher import Trip, Watcher
 from .._where import Place, called_by_user, here
@@ -80,10 +80,11 @@ class Recorder(Watcher):
         self._signatures: dict[Any, Any] = {}
         self._facts: dict[Any, Any] = {}
         self._makers: dict[int, int] = {}
+        self._paused = 0  # what was made before may be another's by now
         self._last_sent: dict[Any, Any] = {}
         self._copies: list[tuple[Any, Alive]] = []
         self._warnings: list[tuple[Any, str]] = []
-        self._newest: Any = None
+        self._newest: list[Any] = []
         self._thread = threading.get_ident()
         self._lock = threading.RLock()
         self._sampler: Sampler | None = None
@@ -152,10 +153,12 @@ class Recorder(Watcher):
         with self._lock:
             before = self.pace.resting
             rests = self.pace.at_call((place, known.key), now)
+            if rests != before:
+                listen_only_to(self, self.pace.function if rests else None)
             if rests and not before:
                 self.events.append(Event("pause", place, at=now))
                 self._donations.forget()
-                self._makers.clear()
+                self._paused = len(self.events)
             if rests and self.pace.leads((place, known.key)):
                 self._calls[place, known.key] += 1
                 self.full = self._calls[place, known.key] > self.limit
@@ -214,7 +217,8 @@ class Recorder(Watcher):
         made: list[Any],
         trip: Trip,
     ) -> Event:
-        self._newest = weakref.ref(made[-1]) if made else None
+        # One of them is dropped at once, maybe, as a loss that nobody reads.
+        self._newest = [weakref.ref(leaf) for leaf in (*made[:1], *made[-1:])]
         self._thread = event.thread
         self._calls[event.place, known.key] += 1
         count = self._calls[event.place, known.key]
@@ -331,7 +335,8 @@ class Recorder(Watcher):
 
     def _maker(self, array: Any) -> int:
         number = self._makers.get(id(array), -1)
-        return number if number >= len(self.events) - _RECENT else -1
+        recent = max(self._paused, len(self.events) - _RECENT)
+        return number if number >= recent else -1
 
     def _note_made(self, made: Any, number: int) -> None:
         # An array that is alive was made by the newest event that made one of its id.
@@ -341,12 +346,14 @@ class Recorder(Watcher):
 
     def begin(self) -> None:
         """Starts to look where this thread stands."""
-        self._sampler = Sampler(lambda: self._thread, self._newest_result)
+        self._sampler = Sampler(
+            lambda: self._thread, self._newest_result, lambda: self.pace.resting
+        )
         self._sampler.start()
 
     def _newest_result(self) -> Any:
-        newest = None if self.pace.resting else self._newest
-        return newest and newest()
+        leaves = (reference() for reference in self._newest)
+        return next((leaf for leaf in leaves if leaf is not None), None)
 
     def mark_step(self) -> None:
         """A step begins here, says who knows."""

@@ -24,6 +24,20 @@ for k in range(4):
 CLEAN = LOOP.replace("float(loss)", "k").replace("w, jnp.ones(4)", "w, w")
 
 
+def in_a_process(folder, *words, **more):
+    """`stowax audit`, as a shell runs it in a folder."""
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "stowax", "audit", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        **more,
+    )
+
+
 @pytest.fixture
 def audit(tmp_path):
     def run(source, *words, before=()):
@@ -135,8 +149,7 @@ def test_a_copy_of_the_process_ends_as_the_script_ends_it(tmp_path):
         "if not child:\n    sys.exit(3)\n"
         "status = os.waitpid(child, 0)[1]\nprint(os.waitstatus_to_exitcode(status))\n"
     )
-    words = [sys.executable, "-W", "ignore", "-m", "stowax", "audit", str(script)]
-    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    found = in_a_process(tmp_path, "train.py")
     assert found.stdout.count("findings") == 1
     assert found.stdout.startswith("3\n")
     assert found.returncode == 0
@@ -182,20 +195,27 @@ def test_stdin_interrupts_and_code_without_a_file(tmp_path):
         "exec(compile(code, '<cell>', 'exec'))\nsignal.raise_signal(signal.SIGINT)\n"
     )
     (tmp_path / "loop.txt").write_text(LOOP)
-    folders = os.pathsep.join(map(os.path.abspath, sys.path))
-    found = subprocess.run(
-        [sys.executable, "-m", "stowax", "audit", "train.py"],
-        input="three\n",
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": folders},
-    )
+    found = in_a_process(tmp_path, "train.py", input="three\n")
     assert found.stdout.startswith("three\n4.0\n")
     assert "<cell>:8: host-read" in found.stdout
     assert found.stderr.endswith("interrupted\n")
     assert found.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("end", "out"),
+    [
+        ("import os; os._exit(0)", None),
+        ("import io, sys; sys.stdout = io.StringIO(); sys.stdout.close()", None),
+        ("import sys; sys.stdout.close()", "stderr"),
+    ],
+)
+def test_a_script_that_leaves_or_closes_its_output_is_reported(tmp_path, end, out):
+    (tmp_path / "train.py").write_text(LOOP + end)
+    found = in_a_process(tmp_path, "-o", "a.json", "train.py")
+    assert found.returncode == 1
+    assert "host-read" in getattr(found, out or "stdout")
+    assert len(json.loads((tmp_path / "a.json").read_text())["findings"]) == 1
 
 
 def test_an_audit_within_an_audit(audit):

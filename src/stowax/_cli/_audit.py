@@ -1,9 +1,11 @@
 """`stowax audit`: a user's script, run unchanged, and what its loop does beside it."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -79,16 +81,23 @@ def audit(
     from ._run_script import module_named, script_at
 
     program = module_named(script) if is_module else script_at(script)
-    process = os.getpid()
-    if as_json:
-        with only_result_on_stdout():
-            found, error = _audited(program, words, steps, allow, lambda _: None)
-    else:
-        found, error = _audited(program, words, steps, allow, click.echo)
-    if os.getpid() != process:
-        return _exit_code(error)  # a copy that the script made of this process
-    if as_json:
-        click.echo(json.dumps(found.to_json(), indent=1))
+    with contextlib.ExitStack() as quiet:
+        if as_json:
+            quiet.enter_context(only_result_on_stdout())
+        watched = _Watched(steps, allow, sys.stdout, silent=as_json)
+
+        def finish(error: BaseException | None) -> int:
+            found = watched.end(error)
+            quiet.close()
+            if as_json:
+                click.echo(json.dumps(found.to_json(), indent=1))
+            _write(found, output, html)
+            return _code(found, error)
+
+        return watched.run(program, words, finish)
+
+
+def _write(found: Any, output: str | None, html: str | None) -> None:
     if output is not None:
         write_whole(output, json.dumps(found.to_json(), indent=1), "-o")
     if html is not None:
@@ -96,6 +105,9 @@ def audit(
 
         write_whole(html, audit_page(found), "--html")
         click.echo(f"saved {html}", err=True)
+
+
+def _code(found: Any, error: BaseException | None) -> int:
     if isinstance(error, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return INTERRUPTED
@@ -115,39 +127,59 @@ def _exit_code(error: BaseException | None) -> int:
     return 1
 
 
-def _audited(
-    program: Any, words: tuple[str, ...], steps: int, allow: tuple[str, ...], say: Any
-) -> tuple[Any, BaseException | None]:
-    """The audit's record of a script, told when it has seen its steps; the error."""
-    import stowax
+class _Watched:
+    """A script under an audit, which is reported as soon as it has seen its steps."""
 
-    from ._run_script import processes, run_program
+    def __init__(self, steps: int, allow: tuple[str, ...], out: Any, silent: bool):
+        import stowax
 
-    found = stowax.audit(steps=steps, allow=allow)
-    said: list[Any] = []
+        self._found = stowax.audit(steps=steps, allow=allow)
+        self._steps, self._out, self._silent = steps, out, silent
+        self._said: Any = None
 
-    def tell() -> None:
-        if said != [found.record]:
-            said[:] = [found.record]
-            sys.stdout.flush()
-            say(f"\n{found}")
+    def run(
+        self, program: Any, words: tuple[str, ...], finish: Callable[[Any], int]
+    ) -> int:
+        """Runs it; `finish` is called with what ended it, and gives the exit code."""
+        from ._run_script import run_program
 
-    process = os.getpid()
-    name = os.path.basename(program.code.co_filename)
-    click.echo(f"stowax: auditing {name}, at most {steps} steps", err=True)
-    found.when_full(tell)
-    found.__enter__()
-    error = run_program(program, words)
-    if os.getpid() != process:
-        return None, error
-    found.close(error)
-    tell()
-    record = found.record
-    if processes:
-        note = (
-            f"The script started other processes ({len(processes)}): those that run "
-            "JAX were not looked at."
-        )
-        say(f"\nnote: {note}")
-        record = dataclasses.replace(record, notes=(*record.notes, note))
-    return record, error
+        name = os.path.basename(program.code.co_filename)
+        click.echo(f"stowax: auditing {name}, at most {self._steps} steps", err=True)
+        process = os.getpid()
+        self._found.when_full(self._tell)
+        self._found.__enter__()
+        error = run_program(program, words, lambda code: finish(SystemExit(code)))
+        if os.getpid() != process:
+            return _exit_code(error)  # a copy that the script made of this process
+        return finish(error)
+
+    def end(self, error: BaseException | None) -> Any:
+        """The record of what ran, and of what was not looked at; it is told, too."""
+        from ._run_script import processes
+
+        self._found.close(error)
+        self._tell()
+        record = self._found.record
+        if processes:
+            note = (
+                f"The script started other processes ({len(processes)}): those that "
+                "run JAX were not looked at."
+            )
+            self._say(f"\nnote: {note}")
+            record = dataclasses.replace(record, notes=(*record.notes, note))
+        return record
+
+    def _tell(self) -> None:
+        if self._said is not self._found.record:
+            self._said = self._found.record
+            self._say(f"\n{self._found}")
+
+    def _say(self, text: str) -> None:
+        """Where stdout was when the script began: it may have replaced or closed it."""
+        if not self._silent:
+            with contextlib.suppress(ValueError):
+                sys.stdout.flush()
+            try:
+                click.echo(text, file=self._out)
+            except ValueError:
+                click.echo(text, err=True)

@@ -12,10 +12,10 @@ import pathlib
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 
@@ -91,10 +91,13 @@ def module_named(name: str) -> Program:
     return Program(code, code.co_filename, os.getcwd(), spec)
 
 
-def run_program(program: Program, words: tuple[str, ...]) -> BaseException | None:
+def run_program(
+    program: Program, words: tuple[str, ...], leaves: Callable[[int], int]
+) -> BaseException | None:
     """Runs it to the end of its threads; what it raised, if anything.
 
-    A failure's traceback has been shown as the script would have shown it.
+    A failure's traceback has been shown as the script would have shown it. Before the
+    script leaves by `os._exit(code)`, `leaves(code)` is called, and gives another code.
     """
     file = program.code.co_filename
     module = types.ModuleType("__main__")
@@ -103,6 +106,7 @@ def run_program(program: Program, words: tuple[str, ...]) -> BaseException | Non
         module.__spec__, module.__package__ = program.spec, program.spec.parent
         module.__loader__ = program.spec.loader
     before = sys.argv, sys.path[:], sys.modules["__main__"]
+    streams = sys.stdout, sys.stderr
     sys.argv = [program.path, *words]
     sys.path[0:0] = [program.folder]
     sys.modules["__main__"] = module
@@ -111,7 +115,7 @@ def run_program(program: Program, words: tuple[str, ...]) -> BaseException | Non
         sys.addaudithook(_heard)
     _following.set()
     try:
-        with _counting_processes():
+        with _counting_processes(), _leaving(leaves):
             exec(program.code, module.__dict__)
             for thread in threading.enumerate():
                 # As the end of a process waits for them.
@@ -123,6 +127,7 @@ def run_program(program: Program, words: tuple[str, ...]) -> BaseException | Non
     finally:
         _following.clear()
         sys.argv, sys.path[:], sys.modules["__main__"] = before
+        sys.stdout, sys.stderr = streams
         # What its global variables hold lives until the audit has looked at it.
         _last[:] = [module]
     return None
@@ -166,6 +171,27 @@ def _counting_processes() -> Iterator[None]:
     finally:
         if BaseProcess.start is started:
             BaseProcess.start = start
+
+
+@contextlib.contextmanager
+def _leaving(leaves: Callable[[int], int]) -> Iterator[None]:
+    """In here `os._exit` is told of first, but not in a copy of the process."""
+    leave, process = os._exit, os.getpid()
+
+    def _exit(status: int) -> NoReturn:
+        if os.getpid() == process:
+            os._exit = leave
+            status = leaves(status)
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(ValueError):
+                    stream.flush()
+        leave(status)
+
+    os._exit = _exit
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def _may_run_jax(event: str, arguments: tuple[Any, ...]) -> bool:

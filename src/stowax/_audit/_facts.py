@@ -6,6 +6,7 @@ the one that it has of a function that was traced before.
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -33,7 +34,9 @@ def facts_of(jaxpr: Any, donated: Any, least_bytes: int) -> Facts:
         recomputed=_recomputed(plain),
         kept=place,
         kept_bytes=most,
-        copied=tuple(dict.fromkeys(_copied(plain, kept))),
+        copied=tuple(
+            dict.fromkeys([*_copied(plain, kept), *_needed(plain, kept, least_bytes)])
+        ),
     )
 
 
@@ -82,6 +85,41 @@ def _placed(equations: list[Any]) -> Place:
     """The line of the first that has one: what JAX derives by itself has none."""
     places = (_place(equation) for equation in equations)
     return next((place for place in places if place.line), NOWHERE)
+
+
+def _needed(
+    plain: Any, kept: dict[Any, str], least_bytes: int
+) -> Iterator[CopiedUpdate]:
+    """Updates of what is read once more, together with the result: two arrays.
+
+    What is read by itself is read before the update, and nothing is copied: so do XLA's
+    compilers for GPUs and TPUs (JAX 0.10.2); the one for CPUs copies for any read.
+    """
+    for position, equation in enumerate(plain.eqns):
+        yield from (
+            update
+            for inner in _nested(equation)
+            for update in _needed(inner, {}, least_bytes)
+        )
+        target = equation.invars[0] if equation.invars else None
+        if (
+            not equation.primitive.name.startswith(_UPDATES)
+            or not isinstance(target, _jax.Var)
+            or target in kept
+            or _bytes(target) < least_bytes
+        ):
+            continue
+        after = set(equation.outvars)
+        needed = target in plain.outvars
+        for later in plain.eqns[position + 1 :]:
+            read = {var for var in later.invars if isinstance(var, _jax.Var)}
+            if read & after:
+                after.update(later.outvars)
+                needed = needed or target in read
+        if needed:
+            yield CopiedUpdate(
+                place=_place(equation), argument="", bytes=_bytes(target)
+            )
 
 
 def _nested(equation: Any) -> list[Any]:

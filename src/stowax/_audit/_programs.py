@@ -4,7 +4,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 
-from .._records._audit import Event, Facts, Finding, Recording, Reuse
+from .._records._audit import CopiedUpdate, Event, Facts, Finding, Recording, Reuse
 from .._units import format_bytes
 from .._where import Place
 from ._steps import Steps, rate, regular_lines
@@ -170,17 +170,7 @@ def from_programs(
     for key, events in called.items():
         known = facts.get(key, Facts())
         for update in known.copied:
-            yield finding(
-                "copied-update",
-                update.place,
-                f"{update.argument} of {events[0].name} is updated and not donated, so "
-                f"{format_bytes(update.bytes)} are copied first",
-                f"jax.jit({events[0].name}, donate_argnames="
-                f"({update.argument.split('[')[0]!r},)), and use what it returns from "
-                "there on.",
-                count=rate(len(events), steps.count),
-                bytes=update.bytes,
-            )
+            yield _copied(update, events[0].name, rate(len(events), steps.count))
         count = rate(len(events), steps.count)
         name, plan = events[0].name, _plan(events[0].name, known.arguments)
         if known.recomputed is not None:
@@ -202,6 +192,31 @@ def from_programs(
                 count=count,
                 bytes=known.kept_bytes,
             )
+
+
+def _copied(update: CopiedUpdate, name: str, count: float) -> Finding:
+    size, argument = format_bytes(update.bytes), update.argument
+    if argument:
+        what = f"{argument} of {name} is updated and not donated, so {size} are copied"
+        remedy = (
+            f"jax.jit({name}, donate_argnames=({argument.split('[')[0]!r},)), and use "
+            "what it returns from there on."
+        )
+    else:
+        what = f"{name} reads what this line updates once more afterwards, so {size} "
+        what += "are copied"
+        remedy = (
+            "Read before the update what is needed of the old values: the part that "
+            "changes, or a sum of all."
+        )
+    return finding(
+        "copied-update",
+        update.place,
+        f"{what} first",
+        remedy,
+        count=count,
+        bytes=update.bytes,
+    )
 
 
 def _plan(name: str, arguments: tuple[str, ...]) -> str:

@@ -21,7 +21,7 @@ AUDIT_KINDS = {
     "recompilation": "a function is compiled again while the loop runs",
     "eager-dispatch": "operations are dispatched one by one, outside of jit",
     "eager-update": "an update outside of jit copies the whole array",
-    "copied-update": "an update in jit copies an array that is not donated",
+    "copied-update": "an update in jit copies an array that is not donated, or needed",
     "not-donated": "a buffer dies at once, and the step could have reused it",
     "unusable-donation": "donated buffers fit no result",
     "donated-reuse": "a donated buffer is used again",
@@ -114,7 +114,11 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedUpdate:
-    """An update in a jitted function that has to copy `bytes` of an argument."""
+    """An update in a jitted function that has to copy `bytes` of an argument.
+
+    Or of a value of its own (`argument` is empty), since what comes after the update
+    reads what was there before.
+    """
 
     place: Place
     argument: str

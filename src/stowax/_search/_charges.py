@@ -6,7 +6,8 @@ what a program waited for beyond what the model expects, and shares it out among
 offloaded values, by what each one's own copies were waited for; `charged` puts that on
 the price of offloading them, so that the solver moves something else, or nothing. Where
 the link itself was full, something else would be waited for as well: what no program
-has offloaded yet is charged with half of what its like were, byte for byte.
+has offloaded yet is charged with half of what its like were, byte for byte; what is as
+good as a value that was waited for (its name, its reshaping) with the same.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._hlo._program import transfers_named
-from .._records._stages import Body, Decisions, Evaluation, Problem, Value
+from .._records._stages import Body, Decisions, Evaluation, Operation, Problem, Value
 from .._survey._survey import Survey
 
 Charges = Mapping[tuple[str, int], float]
@@ -22,6 +23,10 @@ Charges = Mapping[tuple[str, int], float]
 
 _SUSPECTED = 0.5
 """Part of the others' charge, per byte, of what was never offloaded: assumed."""
+
+
+_FREE = 0.01
+"""Part of a layer's forward pass below which an operation counts for nothing."""
 
 
 def charged(problem: Problem, charges: Charges) -> Problem:
@@ -37,6 +42,10 @@ def charged(problem: Problem, charges: Charges) -> Problem:
         }
         moved = sum(body.values[i].bytes for i in seen)
         suspected = _SUSPECTED * sum(seen.values()) / moved if moved else 0.0
+        for one, other in _steps(body):
+            if one in seen or other in seen:
+                both = seen.get(one, 0.0), seen.get(other, 0.0)
+                seen[one], seen[other] = (seen.get(i, max(both)) for i in (one, other))
         values = tuple(
             dataclasses.replace(
                 value,
@@ -48,6 +57,26 @@ def charged(problem: Problem, charges: Charges) -> Problem:
         return dataclasses.replace(body, values=values)
 
     return dataclasses.replace(problem, bodies=tuple(map(body_of, problem.bodies)))
+
+
+def _steps(body: Body) -> list[tuple[int, int]]:
+    """Values that are as good as one: one is made of the other alone, for nothing.
+
+    Both ways along each chain, so that a charge travels all of it.
+    """
+    free = _FREE * body.forward_seconds
+    readers: dict[int, list[Operation]] = {}
+    for operation in body.operations:
+        for i in operation.inputs:
+            readers.setdefault(i, []).append(operation)
+    steps = [
+        (i, readers[i][0].outputs[0])
+        for i in readers
+        if len(readers[i]) == 1 == len(readers[i][0].outputs)
+        and readers[i][0].seconds <= free
+        and body.values[i].bytes == body.values[readers[i][0].outputs[0]].bytes
+    ]
+    return [*sorted(steps), *sorted(steps, reverse=True)]
 
 
 def charges_of(

@@ -41,6 +41,15 @@ from .._update._blocks import BlockSize
 from ._apply import StackPlan, StepPlan, apply_decisions
 from ._candidates import BodyCosts, Placement, finest_shards, make_body, placed_values
 
+_SMALL_COPY, _IN_LINE = 0.01, 0.1
+"""A copy that takes less than the first part of a layer's forward pass is waited for,
+for the second: assumed.
+
+Schedulers give a short copy a short time, and it stands in line behind long ones. In
+Llama2-13B on a v5p a statistic of the softmax, 2.5 MiB a layer beside four values of
+160, was waited for 27 ms in each layer of 46 ms, a seventh of the step, for 0.1 GiB.
+"""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
@@ -261,8 +270,15 @@ def _with_storing(body: Body, target: Target) -> Body:
 
     A kept value is read where it was made and written to its place in the stack. One
     that is offloaded late is moved aside twice, before its copy leaves and after its
-    copy came back; one that is offloaded early is copied from where it was made.
+    copy came back; one that is offloaded early is copied from where it was made. A
+    small one is waited for, see `_IN_LINE`.
     """
+    small = _SMALL_COPY * body.forward_seconds
+    link = target.link
+
+    def waiting(value: Value) -> float:
+        rate = min(link.device_to_host, link.host_to_device)
+        return _IN_LINE * body.forward_seconds if value.bytes / rate < small else 0.0
 
     def passes(value: Value, count: int) -> float:
         moved = OperationCost(bytes_read=value.bytes, bytes_written=value.bytes)
@@ -272,7 +288,7 @@ def _with_storing(body: Body, target: Target) -> Body:
         dataclasses.replace(
             value,
             keep_seconds=passes(value, 1),
-            offload_seconds=passes(value, 2 if late else 0),
+            offload_seconds=passes(value, 2 if late else 0) + waiting(value),
         )
         for value in body.values
         for late in [_way(body, value.index, "offload") == "offload"]

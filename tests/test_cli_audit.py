@@ -96,6 +96,23 @@ def test_a_script_that_ends_early_is_reported(audit, ends, said, clean, faulty):
         assert 'train.py", line 9, in <module>' in found.stderr
 
 
+@pytest.mark.parametrize(
+    "fails",
+    [
+        "np.asarray(w, dtype='no')",
+        "np.linalg.norm(w, ord='no')",
+        "step(w, ('a', 'b'))",
+        "(again := lambda: again())()",
+    ],
+)
+def test_a_traceback_is_what_python_would_show(audit, fails):
+    source = LOOP + f"try:\n    1 / 0\nexcept ZeroDivisionError:\n    {fails}\n"
+    found = audit(source)
+    assert 'train.py", line 12, in <module>' in found.stderr
+    for own in ("_jax_hooks", "_numpy_hooks", "_run_script", "_cli"):
+        assert own not in found.stderr
+
+
 def test_a_donated_buffer_used_again_is_a_finding(audit):
     found = audit(
         """

@@ -33,6 +33,7 @@ from jax._src import core as _core
 from jax._src import dispatch as _dispatch
 from jax._src import pjit as _pjit
 from jax._src import stages as _stages
+from jax._src import traceback_util as _traceback_util
 
 from . import _numpy_hooks
 from ._jax import argument_names
@@ -41,6 +42,10 @@ from ._watcher import FAST, Trip, Watcher
 Array = _array.ArrayImpl
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
+
+for _file in (__file__, _numpy_hooks.__file__):
+    # What stands between a user's line and JAX is as little theirs as JAX's own.
+    _traceback_util.register_exclusion(_file)
 
 _lock = threading.RLock()
 _watchers: tuple[Watcher, ...] = ()

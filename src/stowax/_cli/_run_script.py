@@ -26,6 +26,7 @@ _COPIES = ("os.fork", "os.forkpty")
 _STARTS = (*_COPIES, "subprocess.Popen", "os.system")
 processes: list[str] = []  # started by the script
 _starting = threading.Event()  # one of multiprocessing's
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TRUE = {"1", "true", "yes", "on", "y", "t"}
 _following = threading.Event()
 _hooked: list[bool] = []  # an audit hook of Python's stays for good
@@ -122,7 +123,7 @@ def run_program(
                 if thread is not threading.current_thread() and not thread.daemon:
                     thread.join()
     except BaseException as error:
-        _shown(error, file)
+        _shown(error)
         return error
     finally:
         _following.clear()
@@ -136,17 +137,31 @@ def run_program(
 _last: list[types.ModuleType] = []
 
 
-def _shown(error: BaseException, file: str) -> None:
+def _without_own(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without what looks on: it begins at the script's own line."""
+    frames = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OWN):
+            frames.append(trace)
+        trace = trace.tb_next
+    for frame, inner in zip(frames, [*frames[1:], None], strict=True):
+        frame.tb_next = inner
+    return frames[0] if frames else None
+
+
+def _shown(error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
         return
     if isinstance(error, SystemExit):
         if not isinstance(error.code, int | None):
             sys.stderr.write(f"{error.code}\n")
         return
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != file:
-        trace = trace.tb_next
-    error.__traceback__ = trace or error.__traceback__
+    chained: BaseException | None = error
+    seen: list[BaseException] = []
+    while chained is not None and chained not in seen:
+        seen.append(chained)
+        chained.__traceback__ = _without_own(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__
     sys.stdout.flush()
     sys.excepthook(type(error), error, error.__traceback__)
 

@@ -13,7 +13,8 @@ import pytest
 
 from page_records import LAYERS, MIB, NASTY, found, large
 from report_records import PLAN
-from stowax.report import differences_page, inspection_page
+from stowax._records._audit import AuditRecord, Finding
+from stowax.report import audit_page, differences_page, inspection_page
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -224,6 +225,31 @@ def test_tables_sort_by_keyboard(visit):
     button.send_keys(" ")
     assert head.get_attribute("aria-sort") == "ascending"
     assert browser.execute_script(column)[0] == "8.00 MiB"
+
+
+def test_an_audit_has_a_page_of_its_own(visit):
+    from selenium.webdriver.common.by import By
+
+    made = [
+        Finding(
+            kind="host-read",
+            file=f"{NASTY}/train.py",
+            line=line,
+            count=1,
+            bytes=8 * line,
+            seconds=1e-3,
+            what=NASTY,
+            remedy="Read it late.",
+        )
+        for line in (3, 7, 5)
+    ]
+    browser = visit(None, page=audit_page(AuditRecord(findings=tuple(made), steps=20)))
+    column = "return Array.from(document.querySelectorAll('#audit tbody tr'), "
+    column += "row => row.cells[4].textContent)"
+    heads = browser.find_elements(By.CSS_SELECTOR, "#audit th button")
+    heads[4].send_keys("\ue007")
+    assert browser.execute_script(column) == ["56 B", "40 B", "24 B"]
+    assert NASTY in browser.find_element(By.ID, "audit").text
 
 
 def test_names_from_the_program_stay_text(visit):

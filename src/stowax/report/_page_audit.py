@@ -41,7 +41,8 @@ def audit_page(record: AuditRecord) -> str:
         section("The loop around the step", audit_table(record)),
         section("Meant so", allowed),
     ]
-    scripts = [asset("page.js"), "sortTables();"]
+    ready = 'document.documentElement.dataset.ready = "yes";'
+    scripts = [asset("page.js"), f"sortTables(); {ready}"]
     return document(f"{found}{of}", "\n".join(part for part in body if part), scripts)
 
 

@@ -17,7 +17,7 @@ from planned_models import plan, spec, specs, target_or_skip
 from stowax._errors import PlanMismatchError
 from stowax._jax_layouts import order_of
 from stowax._layers._axis_order import host_order
-from stowax._state import _ordered_step
+from stowax._state import _laying, _ordered_step
 
 LAYERS, WIDTH, HIDDEN, ROWS = 8, 512, 1024, 32
 MATRIX = WIDTH * HIDDEN * 2  # bytes, bfloat16
@@ -166,6 +166,7 @@ def test_the_plan_file_keeps_the_order(tmp_path):
 def test_arrays_lie_as_planned_and_others_are_refused(monkeypatch):
     """On a CPU that is taken for a machine with layouts."""
     monkeypatch.setattr(_ordered_step, "PLATFORMS", frozenset({"cpu"}))
+    monkeypatch.setattr(_laying, "LARGEST_BLOCK", MATRIX)
     found, args = planned(1, momentum), arguments(1, momentum)
 
     def place(state):
@@ -186,9 +187,30 @@ def test_arrays_lie_as_planned_and_others_are_refused(monkeypatch):
         " which are fetched one by one. Call the step with what plan.place(...)"
         " returns, and compile it for plan.specs(...)."
     )
+    for again in (usual, jax.tree.map(np.asarray, mine)):
+        pairs = zip(*map(jax.tree.leaves, (found.place(again), mine)), strict=True)
+        for left, right in pairs:
+            assert order_of(left) == ORDERS[1]
+            np.testing.assert_array_equal(left, right)
     with pytest.raises(PlanMismatchError, match=r"args.0..0..0. is in device memory"):
         step(numbers(args[0], 0), x)
     step(mine, x)
+
+
+@pytest.mark.parametrize("kind", ["pinned_host", "device"])
+@pytest.mark.parametrize("axis", ORDERS)
+def test_what_is_laid_out_passes_the_device_in_blocks(axis, kind):
+    target, rows = target_or_skip("v5p-8"), 64
+    given, _ = arguments(axis, descent)[0]
+    given = given.update(sharding=target.sharding(memory_kind=kind))
+    there = target.sharding(memory_kind="pinned_host")
+    program = target.compile(_laying.in_blocks(there, ORDERS[axis], rows), given)
+    block = LAYERS * MATRIX * rows // WIDTH
+    # As it came and as it goes, and one more of each on its way.
+    assert program.memory_analysis().temp_size_in_bytes < 4.5 * block
+    found = stowax.inspect(program)
+    assert not [h for h in found.hazards if h.kind == "host-compute"]
+    assert found.memory.host.output == LAYERS * MATRIX
 
 
 def test_the_users_step_is_traced_once():

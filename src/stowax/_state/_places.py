@@ -25,6 +25,7 @@ from .._errors import ArgumentError, PlanMismatchError
 from .._jax_layouts import in_layout, order_of
 from .._records._plan import ArgumentRecord
 from .._target._compiled import one_device_sharding
+from ._laying import lay_out
 from ._ordered_step import has_layouts
 
 _ON_DEVICE = (None, "device")
@@ -125,22 +126,28 @@ def put(leaf: Any, kind: Kind | None, mesh: Mesh | None = None) -> Any:
     if not isinstance(leaf, jax.Array):
         if kind is None:
             return jax.device_put(leaf)
-        return jax.device_put(leaf, _lying(_anywhere(mesh, kind.memory), kind))
+        return _put(leaf, _anywhere(mesh, kind.memory), kind)
     current = leaf.sharding.memory_kind
     if kind is None:
         if current in _ON_DEVICE:
             return leaf
         return jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
     if mesh is not None and not leaf.committed:
-        return jax.device_put(leaf, _lying(_anywhere(mesh, kind.memory), kind))
+        return _put(leaf, _anywhere(mesh, kind.memory), kind)
     wanted = _in_kind(leaf.sharding, kind.memory)
-    lying = _lying(wanted, kind)
     there = current in (_ON_DEVICE if kind.memory == "device" else (kind.memory,))
-    there = there and (lying is wanted or order_of(leaf) == kind.order)
+    if kind.order is not None and has_layouts(wanted):
+        there = there and order_of(leaf) == kind.order
     typed = _jax.in_host_memory(leaf) == (kind.memory != "device")
     if there and typed and type(wanted) is type(leaf.sharding):
         return leaf
-    return jax.device_put(leaf, lying)
+    return _put(leaf, wanted, kind)
+
+
+def _put(leaf: Any, sharding: Any, kind: Kind) -> Any:
+    if kind.order is None or not has_layouts(sharding):
+        return jax.device_put(leaf, sharding)
+    return lay_out(leaf, sharding, kind.order)
 
 
 def spec_in(path: Sequence[Any], spec: Any, kind: Kind | None) -> Any:

@@ -121,6 +121,10 @@ def test_without_a_loop_it_says_so():
         ),
         (lambda: stowax.audit(allow="hostread"), "Did you mean host-read?"),
         (lambda: stowax.audit().findings, "Read it after the `with` block"),
+        (
+            lambda: stowax.audit(lambda w: w, W).__enter__(),
+            "audit: got an audit that is over. Make another one",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong, said):

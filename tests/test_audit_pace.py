@@ -69,6 +69,10 @@ def test_what_was_passed_by_is_no_part_of_what_is_told():
     }
     assert audit.record.transfers == 2
     assert 20 < audit.record.steps < 40
+    assert audit.record.notes == (
+        f"Another {40 - audit.record.steps} steps were passed by, to keep the loop's "
+        "pace.",
+    )
     with stowax.audit(steps=20) as audit:
         loop(False)
     assert [f.kind for f in audit.findings] == ["implicit-transfer"]

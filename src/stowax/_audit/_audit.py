@@ -64,6 +64,10 @@ class Audit:
         return audit_text(self.record)
 
     def __enter__(self) -> "Audit":
+        if self._record is not None:
+            raise ArgumentError(
+                "audit", "an audit that is over", "Make another one: stowax.audit()."
+            )
         self._watching.enter_context(watch(self._recorder))
         self._recorder.begin()
         return self

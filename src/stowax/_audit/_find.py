@@ -57,5 +57,10 @@ def _notes(recording: Recording, steps: int) -> Iterable[str]:
         yield "No jitted function was called, nor anything else of JAX's."
     elif not any(event.what == "call" for event in recording.events):
         yield "No jitted function was called: everything was dispatched one by one."
+    if recording.passed_by:
+        yield (
+            f"Another {recording.passed_by} steps were passed by, to keep the loop's "
+            "pace."
+        )
     if steps < 2:
         yield "No loop was seen: what happens in every step takes two steps to see."

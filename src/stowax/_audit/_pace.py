@@ -9,8 +9,8 @@ those at the beginning, and never compilations.
 import time
 from typing import Any
 
-_AT_FIRST = 12  # steps that are always looked at
-_AT_ONCE = 8  # and so many in a row, from then on
+_AT_FIRST = 8  # steps that are always looked at
+_AT_ONCE = 4  # and so many in a row, from then on
 _REST_ABOVE, _LOOK_BELOW = 0.1, 0.06  # of the time since the beginning
 
 

@@ -80,6 +80,7 @@ class Recorder(Watcher):
         self._signatures: dict[Any, Any] = {}
         self._facts: dict[Any, Any] = {}
         self._makers: dict[int, int] = {}
+        self._passed_by = 0
         self._paused = 0  # what was made before may be another's by now
         self._last_sent: dict[Any, Any] = {}
         self._copies: list[tuple[Any, Alive]] = []
@@ -162,6 +163,7 @@ class Recorder(Watcher):
             if rests and self.pace.leads((place, known.key)):
                 self._calls[place, known.key] += 1
                 self.full = self._calls[place, known.key] > self.limit
+                self._passed_by += 1
                 self._tell_if_full()
         return rests
 
@@ -380,6 +382,7 @@ class Recorder(Watcher):
             samples=tuple(self.samples),
             warnings=tuple(self._warnings),
             reused=tuple(self._donations.reused),
+            passed_by=self._passed_by,
             failed=self.failed,
             enough_bytes=max(
                 1024 * self.least_bytes, memory_limit() // 8 if self._facts else 0

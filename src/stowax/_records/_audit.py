@@ -142,7 +142,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """Everything that was seen, for `_audit._find.findings_of`."""
+    """Everything that was seen, for `_audit._find.findings_of`.
+
+    `passed_by` steps were not looked at; kept activations below `enough_bytes` are no
+    matter.
+    """
 
     events: tuple[Event, ...] = ()
     facts: dict[Any, Facts] = dataclasses.field(default_factory=dict)
@@ -153,6 +157,7 @@ class Recording:
     samples: tuple[Sample, ...] = ()
     warnings: tuple[tuple[Place, str], ...] = ()
     reused: tuple[Reuse, ...] = ()
+    passed_by: int = 0
     failed: str = ""
     enough_bytes: int = 1 << 30
 

@@ -52,6 +52,7 @@ WITHOUT_JAX = {
     "_jaxprs._periods",
     "_survey._pin_starts",
     "_survey._preferences",
+    "_survey._travel",
     "_target._calibration_file",
     "_timing._measured",
     "_timing._simulate",

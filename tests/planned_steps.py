@@ -18,7 +18,7 @@ from stowax._layers._rewrite import Options
 from stowax._step._trace import available, store_all, trace_step
 from stowax._survey._apply import StackPlan, StepPlan, apply_decisions
 
-WAYS = ("keep", "offload", "offload early")
+WAYS = ("keep", "offload", "offload early", "offload ahead")
 
 
 def recompute_all(stack, body):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from .._jax import aval_of
 from .._jaxprs._jaxpr import Program, evaluate, inline
-from ._host_feed import Feed, Writer
+from ._host_feed import Feed, Writer, neighbour
 from ._host_layers import HostGradients, HostLayers, can_order, first_element
 from ._host_row import BackwardRow, Row, forward_row
 from ._host_slots import (
@@ -33,8 +33,8 @@ from ._stack import LOOP_SCOPE, Stack, Stored, scope_name, ways
 
 Kept = tuple[list[Any], dict[int, Any], dict[int, Any], list[Any]]
 """What the forward pass leaves for the backward one: kept values, slots in host memory,
-the last layer's late values, which never leave the device, and scalars that are there
-when the forward pass is done (none unless asked for)."""
+the last layer's values that are fetched a layer ahead, which are still on the device,
+and scalars that are there when the forward pass is done (none unless asked for)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +121,10 @@ def run_forward(
     what is left says when the pass is done: the first weights of a backward pass are
     not to be fetched before that, and a cotangent may be known from the start.
     """
-    keep, late, early = ways(stored)
+    keep, late, early, ahead_of_use = ways(stored)
+    at_once = [*early, *ahead_of_use]
     program = body.forward
-    wanted = list(dict.fromkeys([*body.output_numbers, *keep, *late, *early]))
+    wanted = list(dict.fromkeys([*body.output_numbers, *keep, *late, *at_once]))
     row = forward_row(program, wanted) if _hosted(per_layer) else None
     feed = Feed(stack, per_layer, _turns(stack, row, per_layer, plan))
 
@@ -147,16 +148,18 @@ def run_forward(
             values = row.run(at_hand, functools.partial(feed.missing, x))
             ahead = feed.following(x[0], ahead, values)
         out = body.outputs(values)
-        for n in early:
+        for n in at_once:
             made = stack.lay_out(values[n])
             slots[n] = write_slot(slots[n], made, x[0], scope_of(n))
-        pending = {n: values[n] for n in late}
+        pending = {n: values[n] for n in carried}
         kept = {n: write_layer(kept[n], stack.lay_out(values[n]), x[0]) for n in keep}
         carry_out, ys = out[: stack.carry_count], out[stack.carry_count :]
         return (carry_out, pending, slots, kept, ahead), ys
 
-    nothing = {n: zeros(program.avals[n]) for n in late}
-    slots = {n: empty_slots(stack.count, program.avals[n]) for n in [*late, *early]}
+    # The backward pass begins with the last layer's before anything is fetched.
+    carried = [*late, *ahead_of_use]
+    nothing = {n: zeros(program.avals[n]) for n in carried}
+    slots = {n: empty_slots(stack.count, program.avals[n]) for n in [*late, *at_once]}
     kept = {n: empty_layers(stack.count, program.avals[n]) for n in keep}
     start = (list(carry), nothing, slots, kept, feed.start(carry))
     (carry_out, last, slots, kept, _), ys = _scan(stack, step, start, feed.scanned())
@@ -183,7 +186,7 @@ def run_backward(
     `Activity`). Gradients of per-layer inputs are stacked, also for a `separate` stack.
     """
     kept, slots, last, signs = stored_values
-    keep, late, early = ways(stored)
+    keep, late, early, ahead_of_use = ways(stored)
     parts = Activity(stack, body)
     ct_carry, ct_ys, totals = cotangents
     places = {j + stack.first_layer_input: p for j, p in plan.places.items()}
@@ -202,6 +205,8 @@ def run_backward(
         x, kept, ct_ys = xs
         kept = [stack.lay_out(v) for v in kept]
         following = {n: fetch(n, x[0]) for n in late}
+        next_layer = neighbour(stack, x[0], 1, backward=True)
+        following |= {n: fetch(n, next_layer) for n in ahead_of_use}
         buffers = writer.write_waiting(buffers, waiting, x[0])
         fetched = {n: fetch(n, x[0]) for n in early}
         first = list(fetched.values()) if plan.lean else []

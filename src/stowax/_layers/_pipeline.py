@@ -17,10 +17,12 @@ arise:
   has the time until the body makes, or last reads, the value that takes the same place
   in the carry: for a value made late, nearly a layer.
 - *Early* ones ("offload early") are copied in the iteration that makes them, and
-  fetched
-  in the one that reads them: what is made early is read late in the backward pass. The
-  next iteration's value would overwrite a carried one soon, and the copy would have to
-  hurry.
+  fetched in the one that reads them: what is made early is read late in the backward
+  pass. The next iteration's value would overwrite a carried one soon, and the copy
+  would have to hurry.
+- *Early* ones that are read at once in the backward pass ("offload ahead"), because
+  what it begins with is computed again from them, are copied like early ones, and
+  fetched like late ones, for the next iteration. The last layer's stay on the device.
 
 A model written as a Python loop has one array per layer where a scan has stacked ones.
 The loop over the layer number then takes the layer's own arrays by `lax.switch`, which

@@ -13,7 +13,10 @@ from .._jax_layouts import row_major
 from ._linearize import LinearizedBody
 
 Stored = Mapping[int, str]
-"""Value number → "keep", "offload" or "offload early" (see `_pipeline`)."""
+"""Value number → "keep", or one of the ways to offload it (see `_pipeline`)."""
+
+STORED = ("keep", "offload", "offload early", "offload ahead")
+"""All ways to store a value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +73,6 @@ def scope_name(stack: str, position: int) -> str:
     return f"stowax.value.{stack}.{position}"
 
 
-def ways(stored: Stored) -> tuple[list[int], list[int], list[int]]:
-    """The numbers of the values that are kept, offloaded late and offloaded early."""
-    keep, late, early = (
-        sorted(n for n, how in stored.items() if how == way)
-        for way in ("keep", "offload", "offload early")
-    )
-    return keep, late, early
+def ways(stored: Stored) -> tuple[list[int], ...]:
+    """The numbers of the values that are stored in each of the ways in `STORED`."""
+    return tuple(sorted(n for n, how in stored.items() if how == way) for way in STORED)

@@ -19,13 +19,13 @@ from .._layers._boundary import Emission
 from .._layers._linearize import LinearizedBody
 from .._layers._pipeline import Stack, Stored
 from .._layers._rewrite import Options, Rewriter
+from .._layers._stack import STORED
 from .._mark import handling
 from .._records._plan import ArgumentRecord
 from .._state._ordered_step import OrderedStep
 from .._state._stream import Hosted, stream_state
 from .._step._trace import available, check_step
 
-STORED = ("keep", "offload", "offload early")
 """What a plan may say of a value that is stored."""
 
 

@@ -40,6 +40,7 @@ from .._target._machine import Target
 from .._update._blocks import BlockSize
 from ._apply import StackPlan, StepPlan, apply_decisions
 from ._candidates import BodyCosts, Placement, finest_shards, make_body, placed_values
+from ._travel import is_early, ways_to_store
 
 _SMALL_COPY, _IN_LINE = 0.01, 0.1
 """A copy that takes less than the first part of a layer's forward pass is waited for,
@@ -118,11 +119,7 @@ class Survey:
             traced = self.step.stacks[body.name]
             plans[body.name] = StackPlan(
                 fingerprint=traced.body.forward.fingerprint,
-                stored={
-                    index: _way(body, index, decision)
-                    for index, decision in enumerate(chosen)
-                    if decision in ("keep", "offload")
-                },
+                stored=ways_to_store(body, chosen, self.target.link),
             )
         return StepPlan(stacks=plans, hosted=hosted)
 
@@ -248,15 +245,6 @@ def stored_bytes(bodies: Sequence[Body], decisions: Decisions) -> int:
     )
 
 
-def _way(body: Body, index: int, decision: str) -> str:
-    """How an offloaded value travels: early if it arises in a layer's first half."""
-    if decision != "offload":
-        return decision
-    maker = body.values[index].operation
-    before = 0.0 if maker is None else sum(o.seconds for o in body.operations[:maker])
-    return "offload early" if before < 0.5 * body.forward_seconds else "offload"
-
-
 def _all_stored(step: Step, body: Body) -> float:
     """Seconds of storing in the step as it was traced, which keeps everything."""
     traced = step.stacks[body.name]
@@ -291,7 +279,7 @@ def _with_storing(body: Body, target: Target) -> Body:
             offload_seconds=passes(value, 2 if late else 0) + waiting(value),
         )
         for value in body.values
-        for late in [_way(body, value.index, "offload") == "offload"]
+        for late in [not is_early(body, value.index)]
     )
     return dataclasses.replace(body, values=values)
 

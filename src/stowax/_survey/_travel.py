@@ -1,0 +1,90 @@
+"""How offloaded values travel: written at once or later, fetched in time or ahead.
+
+A value that arises in a layer's first half is written in the iteration that makes it,
+one that arises later in the next. What is written later is fetched a layer ahead. What
+is written at once would have the whole backward iteration to come back in, as it is
+read late there, unless something that the backward pass begins with is computed again
+from it: then it is read at once. So for each such value it is asked when it is first
+read, and whether the link has brought it by then, with everything that is in line
+before it; if not, it is fetched a layer ahead, too. On Llama2-13B on a v5p, four values
+of a layer offloaded and its second half computed again from them, that is 1.1 s of a
+step of 7.3.
+
+`_pipeline` says what becomes of each way.
+"""
+
+import math
+from collections.abc import Sequence
+
+from .._planner import operations_run_again, recomputed_values
+from .._records._stages import Body, Decision, Link
+
+
+def is_early(body: Body, index: int) -> bool:
+    """Whether a value arises in the first half of a layer's forward pass."""
+    maker = body.values[index].operation
+    before = 0.0 if maker is None else sum(o.seconds for o in body.operations[:maker])
+    return before < 0.5 * body.forward_seconds
+
+
+def ways_to_store(
+    body: Body, chosen: Sequence[Decision | None], link: Link
+) -> dict[int, str]:
+    """Value number → how it is stored, for the values that are.
+
+    **Arguments:** `chosen`, one decision per value of `body`.
+    """
+    stored: dict[int, str] = {
+        i: str(decision)
+        for i, decision in enumerate(chosen)
+        if decision in ("keep", "offload")
+    }
+    offloaded = [i for i, way in stored.items() if way == "offload"]
+    early = [i for i in offloaded if is_early(body, i)]
+    first_read = _first_read(body, tuple(chosen))
+    early.sort(key=lambda i: first_read[i])
+    seconds = {i: body.values[i].bytes / link.host_to_device for i in offloaded}
+    in_line = sum(seconds[i] for i in offloaded if i not in early)
+    waited_for = True
+    while waited_for:
+        # What is fetched for the next layer stands in line before what is read here.
+        arrival, waited_for = in_line, False
+        for i in early:
+            arrival += seconds[i]
+            if arrival > first_read[i]:
+                early.remove(i)
+                stored[i] = "offload ahead"
+                in_line += seconds[i]
+                waited_for = True
+                break
+    return stored | dict.fromkeys(early, "offload early")
+
+
+def _first_read(body: Body, chosen: tuple[Decision | None, ...]) -> list[float]:
+    """Seconds into a layer's backward pass at which each value is first read.
+
+    The backward pass goes through the operations from the last to the first; what is
+    computed again is needed when what is made of it is.
+    """
+    recomputed, _ = recomputed_values(body, chosen)
+    again = operations_run_again(body, recomputed)
+    whole = sum(o.seconds for o in body.operations) or 1.0
+    ends, sofar = [], 0.0
+    for operation in body.operations:
+        sofar += operation.seconds
+        ends.append(sofar / whole)
+    latest = [0.0] * len(body.values)
+    for operation in body.operations:
+        for i in (*operation.inputs, *operation.outputs):
+            latest[i] = max(latest[i], ends[operation.index])
+    backward = body.backward_seconds + sum(body.operations[f].seconds for f in again)
+    read = [
+        (1.0 - latest[v.index]) * backward if v.needed else math.inf
+        for v in body.values
+    ]
+    for operation in reversed(body.operations):
+        if operation.index in again:
+            made = min(read[o] for o in operation.outputs)
+            for i in operation.inputs:
+                read[i] = min(read[i], made)
+    return read

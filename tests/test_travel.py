@@ -1,0 +1,66 @@
+"""How offloaded values travel: what the backward pass begins with comes ahead."""
+
+import dataclasses
+
+import pytest
+
+from planner_problems import chain, replaced
+from stowax._records._stages import Link
+from stowax._survey._travel import ways_to_store
+
+BYTES = 8
+FAST = Link(device_to_host=80.0, host_to_device=80.0)  # a value in a tenth of a second
+BODY = chain(bytes=BYTES)  # v0 → v1 → v2 → v3, a second each; backward 6 s
+SLOW = Link(device_to_host=4.0, host_to_device=4.0)  # in two seconds
+
+
+def test_what_is_kept_or_not_stored_does_not_travel():
+    assert ways_to_store(BODY, ("keep", "recompute", "keep", None), FAST) == {
+        0: "keep",
+        2: "keep",
+    }
+
+
+def test_early_values_that_are_read_late_come_in_the_iteration_that_reads_them():
+    """The rest is kept: v0 and v1 are read when the first operations' turn comes."""
+    found = ways_to_store(BODY, ("offload", "offload", "keep", "keep"), FAST)
+    assert found == {0: "offload early", 1: "offload early", 2: "keep", 3: "keep"}
+
+
+def test_late_values_are_written_a_layer_later():
+    found = ways_to_store(BODY, ("keep", "keep", "keep", "offload"), FAST)
+    assert found[3] == "offload"
+
+
+def test_what_the_backward_pass_begins_with_is_made_of_comes_ahead():
+    """v3 is read first of all, and is computed again from v1: so v1 is, too."""
+    found = ways_to_store(BODY, ("keep", "offload", "recompute", "recompute"), FAST)
+    assert found == {0: "keep", 1: "offload ahead"}
+    # Nothing begins with v1 where v2 is at hand.
+    found = ways_to_store(BODY, ("keep", "offload", "keep", "recompute"), FAST)
+    assert found[1] == "offload early"
+
+
+def test_a_value_that_the_link_brings_too_late_comes_ahead():
+    """v1 is read after a third of the backward pass, 2 s; the copy takes as long."""
+    chosen = ("keep", "offload", "keep", "keep")
+    assert ways_to_store(BODY, chosen, FAST)[1] == "offload early"
+    assert ways_to_store(BODY, chosen, SLOW)[1] == "offload early"
+    slower = dataclasses.replace(SLOW, host_to_device=3.9)
+    assert ways_to_store(BODY, chosen, slower)[1] == "offload ahead"
+
+
+def test_what_comes_ahead_stands_in_line_before_the_others():
+    """v0 alone has 4 s; behind v3, fetched for the next layer, too little."""
+    link = dataclasses.replace(SLOW, host_to_device=BYTES / 3.5)
+    alone = ways_to_store(BODY, ("offload", "keep", "keep", "keep"), link)
+    assert alone[0] == "offload early"
+    both = ways_to_store(BODY, ("offload", "keep", "keep", "offload"), link)
+    assert both == {0: "offload ahead", 1: "keep", 2: "keep", 3: "offload"}
+
+
+@pytest.mark.parametrize("needed", [(1, 2, 3), (3,), ()])
+def test_every_offloaded_value_travels_somehow(needed):
+    body = replaced(chain(bytes=BYTES, needed=needed), 0, needed=False)
+    chosen = ("offload",) * 4
+    assert set(ways_to_store(body, chosen, FAST)) == {0, 1, 2, 3}

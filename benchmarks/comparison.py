@@ -190,6 +190,15 @@ def attempt(key: tuple[Any, ...], work: Work) -> dict[str, Any]:
     return line
 
 
+def hopeless(key: tuple[Any, ...], done: dict[tuple[Any, ...], Any]) -> bool:
+    """Whether the step as it is written did not compile for a larger chip already."""
+    larger = [done.get((*key[:-1], cell)) for cell in range(key[-1] + 1, BUDGETS)]
+    return any(
+        line is not None and "error" not in line and line.get("step_seconds") is None
+        for line in larger
+    )
+
+
 def cells(
     name: str, target: Any, found: dict[str, Any] | None, most: int
 ) -> dict[tuple[Any, ...], Work]:
@@ -235,13 +244,15 @@ def run(arguments: argparse.Namespace) -> None:
             if found is not None and "error" in found:
                 continue
             for key, work in cells(name, target, found, arguments.compiles).items():
+                if key[2] == "xla" and hopeless(key, done):
+                    continue
                 chosen = key[2] in kinds and (
                     key[4] in (arguments.cell or range(BUDGETS))
                     if key[2] != "policy"
                     else key[3] in (arguments.policy or [key[3]])
                 )
                 if chosen and (arguments.fresh or key not in done):
-                    attempt(key, work)
+                    done[key] = attempt(key, work)
             comparison_table.write(LINES)
 
 

@@ -65,8 +65,18 @@ def cells_of(lines: Lines) -> list[dict[str, Any]]:
         if budget is None:
             found.append({"plan": plan, "best": None, "full": None, "xla": None})
             continue
+        # What does not compile for a large chip is not tried for a smaller one.
         xla = next(
-            (n for n in lines if n["kind"] == "xla" and n["cell"] == plan["cell"]), None
+            (
+                n
+                for n in lines
+                if n["kind"] == "xla"
+                and (
+                    n["cell"] == plan["cell"]
+                    or (n["cell"] > plan["cell"] and n.get("step_seconds") is None)
+                )
+            ),
+            None,
         )
         rivals = [
             line

@@ -175,3 +175,17 @@ def test_every_workload_divides_among_the_devices_of_its_targets():
             )
             # What no plan can do without fits, host memory included.
             assert held < target.device_bytes + target.host_bytes, (name, place)
+
+
+def test_what_does_not_compile_for_a_large_chip_is_not_tried_for_a_smaller_one():
+    beyond = {"device_bytes": 40 * GIB, "host_bytes": None}
+    refused = line("xla", "XLA", 5, budget_bytes=20 * GIB, **beyond)
+    done = {comparison.key_of(refused): refused}
+    key = comparison.key_of(refused)[:-1]
+    assert comparison.hopeless((*key, 4), done)
+    assert not comparison.hopeless((*key, 6), done)
+    failed = {comparison.key_of(refused): refused | {"error": "killed"}}
+    assert not comparison.hopeless((*key, 4), failed)
+    # And the table says of the smaller ones what was said of the large one.
+    cells = comparison_table.cells_of([*LINES[:-1], refused])
+    assert [cell["xla"] for cell in cells] == [refused] * 6

@@ -36,6 +36,9 @@ def test_what_the_backward_pass_begins_with_is_made_of_comes_ahead():
     """v3 is read first of all, and is computed again from v1: so v1 is, too."""
     found = ways_to_store(BODY, ("keep", "offload", "recompute", "recompute"), FAST)
     assert found == {0: "keep", 1: "offload ahead"}
+    # Where memory is short, it is waited for.
+    chosen = ("keep", "offload", "recompute", "recompute")
+    assert ways_to_store(BODY, chosen, FAST, tight=True)[1] == "offload early"
     # Nothing begins with v1 where v2 is at hand.
     found = ways_to_store(BODY, ("keep", "offload", "keep", "recompute"), FAST)
     assert found[1] == "offload early"

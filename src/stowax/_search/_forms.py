@@ -103,14 +103,18 @@ def _state_moved(search: Search, solution: Solution) -> int:
 
 
 def _tightened(found: Found) -> Found:
-    """What did not fit once more, its gradients written before the next layer begins.
+    """What did not fit once more, with copies waited for that take memory ahead.
 
-    It can be slower, and needs up to two layers' gradients less.
+    Gradients are written before the next layer begins, and what is offloaded early in a
+    layer is fetched when it is read. It can be slower, and needs up to two layers'
+    gradients and one layer's values less.
     """
     search, decisions = found.search, found.best.decisions
     plan = search.survey.step_plan(decisions) if decisions else None
     spent = len(search.log) >= MOST_COMPILES
-    if plan is None or spent or not _gradients_wait(search.survey, plan):
+    if plan is None or spent or search.survey.tight:
+        return found
+    if not (_gradients_wait(search.survey, plan) or _comes_ahead(plan)):
         return found
     survey = dataclasses.replace(search.survey, tight=True)
     tight = dataclasses.replace(
@@ -128,11 +132,16 @@ def _gradients_wait(survey: Survey, plan: StepPlan) -> bool:
 
     See `run_fed`: on a GPU, and where loops fetch their weights by `switch`.
     """
-    if not plan.hosted or survey.tight:
+    if not plan.hosted:
         return False
     roles = {survey.step.arguments[i].role for i in plan.hosted.shards}
     unrolled = any(t.stack.separate for t in survey.step.stacks.values())
     return (plan.hosted.in_turn or unrolled) and "parameter" in roles
+
+
+def _comes_ahead(plan: StepPlan) -> bool:
+    """Whether a value is on the device a layer early that could be waited for."""
+    return any("offload ahead" in s.stored.values() for s in plan.stacks.values())
 
 
 def _rank(search: Search) -> tuple[bool, float]:

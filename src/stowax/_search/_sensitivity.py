@@ -76,7 +76,7 @@ def changes(
         known = known or _solved(problem, decisions)
         then = _at(problem, link)
         chosen, gain = _solved(then, decisions)
-        if chosen == known[0] or gain - max(known[1], 0.0) < WORTH_ANOTHER_COMPILE:
+        if gain - max(known[1], 0.0) < WORTH_ANOTHER_COMPILE:
             continue
         found.append(
             Change(

@@ -119,7 +119,7 @@ class Survey:
             traced = self.step.stacks[body.name]
             plans[body.name] = StackPlan(
                 fingerprint=traced.body.forward.fingerprint,
-                stored=ways_to_store(body, chosen, self.target.link),
+                stored=ways_to_store(body, chosen, self.target.link, tight=self.tight),
             )
         return StepPlan(stacks=plans, hosted=hosted)
 

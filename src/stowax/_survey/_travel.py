@@ -28,11 +28,12 @@ def is_early(body: Body, index: int) -> bool:
 
 
 def ways_to_store(
-    body: Body, chosen: Sequence[Decision | None], link: Link
+    body: Body, chosen: Sequence[Decision | None], link: Link, *, tight: bool = False
 ) -> dict[int, str]:
     """Value number → how it is stored, for the values that are.
 
-    **Arguments:** `chosen`, one decision per value of `body`.
+    **Arguments:** `chosen`, one decision per value of `body`. Where it is `tight`, what
+    is written at once is waited for instead of lying on the device a layer early.
     """
     stored: dict[int, str] = {
         i: str(decision)
@@ -45,7 +46,7 @@ def ways_to_store(
     early.sort(key=lambda i: first_read[i])
     seconds = {i: body.values[i].bytes / link.host_to_device for i in offloaded}
     in_line = sum(seconds[i] for i in offloaded if i not in early)
-    waited_for = True
+    waited_for = not tight
     while waited_for:
         # What is fetched for the next layer stands in line before what is read here.
         arrival, waited_for = in_line, False

@@ -17,7 +17,7 @@ import numpy as np
 
 from .._errors import VerifyMemoryError
 from .._plan._plan import Plan
-from .._state._places import mesh_of, planned_kinds, put
+from .._state._places import Kind, mesh_of, planned_kinds, put
 
 Visit = Callable[[int, Any], bool | None]
 """Called with the number of a step, from one, and what it returned; true to stop."""
@@ -34,7 +34,7 @@ class Version:
 
     name: str
     jitted: Callable[..., Any]
-    place: Callable[[Any, str | None], Any]
+    place: Callable[[Any, Kind | None], Any]
     records: Sequence[Any]
     updates: Mapping[int, int]
     device: Any = None

@@ -232,7 +232,11 @@ def test_a_script_that_leaves_or_closes_its_output_is_reported(tmp_path, end, ou
     found = in_a_process(tmp_path, "-o", "a.json", "train.py")
     assert found.returncode == 1
     assert "host-read" in getattr(found, out or "stdout")
-    assert len(json.loads((tmp_path / "a.json").read_text())["findings"]) == 1
+    kinds = [
+        f["kind"] for f in json.loads((tmp_path / "a.json").read_text())["findings"]
+    ]
+    # On a machine that is busy the device may well be said to wait for its host.
+    assert [kind for kind in kinds if kind != "starved-device"] == ["host-read"]
 
 
 def test_an_audit_within_an_audit(audit):

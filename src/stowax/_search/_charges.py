@@ -24,7 +24,6 @@ Charges = Mapping[tuple[str, int], float]
 _SUSPECTED = 0.5
 """Part of the others' charge, per byte, of what was never offloaded: assumed."""
 
-
 _FREE = 0.01
 """Part of a layer's forward pass below which an operation counts for nothing."""
 

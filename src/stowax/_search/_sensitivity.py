@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from .._planner import evaluate, solve
 from .._records._stages import Body, Decisions, Link, Problem
+from .._survey._survey import stored_bytes
 from .._units import format_bytes, format_seconds
 from ._loop import WORTH_ANOTHER_COMPILE, Search
 
@@ -83,8 +84,8 @@ def changes(
                 link=link,
                 seconds=evaluate(then, chosen).seconds,
                 planned_seconds=evaluate(then, decisions).seconds,
-                offloaded=_offloaded(problem.bodies, chosen),
-                planned_offloaded=_offloaded(problem.bodies, decisions),
+                offloaded=stored_bytes(problem.bodies, chosen, "offload"),
+                planned_offloaded=stored_bytes(problem.bodies, decisions, "offload"),
             )
         )
     return found
@@ -116,15 +117,6 @@ def _at(problem: Problem, link: Link) -> Problem:
 
     bodies = tuple(wins(body) for body in problem.bodies)
     return dataclasses.replace(problem, bodies=bodies, link=link)
-
-
-def _offloaded(bodies: Sequence[Body], decisions: Decisions) -> int:
-    return sum(
-        value.bytes * body.count
-        for body, chosen in zip(bodies, decisions, strict=True)
-        for value, how in zip(body.values, chosen, strict=True)
-        if how == "offload"
-    )
 
 
 def _case(change: Change, end: Link) -> str:

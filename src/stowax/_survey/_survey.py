@@ -235,13 +235,15 @@ def predict(
     return lowered, predict_memory(graph, survey.target.platform, LOOP_SCOPE)
 
 
-def stored_bytes(bodies: Sequence[Body], decisions: Decisions) -> int:
-    """Device bytes of what is kept, all layers together."""
+def stored_bytes(
+    bodies: Sequence[Body], decisions: Decisions, way: Decision = "keep"
+) -> int:
+    """Bytes of what is stored in one way, all layers together."""
     return sum(
         body.count * value.bytes
         for body, chosen in zip(bodies, decisions, strict=True)
         for value, decision in zip(body.values, chosen, strict=True)
-        if decision == "keep"
+        if decision == way
     )
 
 

@@ -2,9 +2,9 @@
 
 The planner's model changes while the loop runs: programs correct its memory, and what
 was waited for is charged to what moved. So everything is priced once more by the model
-as it stands at the end, and a bound that was proven for one attempt yields to another attempt
-that fits and is faster. What goes silently wrong without it: a plan that is called
-optimal, and a pinned one that is faster.
+as it stands at the end, and a bound that was proven for one attempt yields to another
+attempt that fits and is faster. What goes silently wrong without it: a plan that is
+called optimal, and a pinned one that is faster.
 """
 
 import dataclasses

@@ -55,3 +55,12 @@ def test_the_solver_moves_something_else_or_nothing():
     after = solve(charged(asked, {(NAME, i): s for i, s in moved.items()}))
     offloaded = {i for i, d in enumerate(after.decisions[0]) if d == "offload"}
     assert offloaded < set(moved) or not offloaded & set(moved)
+
+
+def test_what_no_program_moved_yet_may_be_waited_for_a_little():
+    """Values that are as good as those that hid come after them, not before."""
+    asked = problem(chain(bytes=8))
+    link = min(asked.link.device_to_host, asked.link.host_to_device)
+    found = prices(charged(asked, {(NAME, 0): 0.0, (NAME, 2): 0.0}))
+    assert found[0] == found[2] == 0.0
+    assert found[3] == pytest.approx(0.05 * 8 / link)

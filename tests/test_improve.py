@@ -17,8 +17,10 @@ from stowax._search._charges import charged, charges_of
 from stowax._search._forms import Found
 from stowax._search._improve import improve
 from stowax._search._loop import Attempt
+from stowax._survey._options import alternatives, overlap_options
 
-SET = {"xla_tpu_enable_all_experimental_scheduler_features": True, "mine": "yes"}
+TPU = types.SimpleNamespace(platform="tpu")
+SET = {**overlap_options(TPU), "mine": "yes"}
 
 
 @dataclasses.dataclass
@@ -41,7 +43,7 @@ class Search:
         self.survey = types.SimpleNamespace(
             bodies=self.question.bodies,
             state=None,
-            target=types.SimpleNamespace(platform="tpu"),
+            target=TPU,
         )
         self.forecast = types.SimpleNamespace(
             known=lambda d, caution: evaluate(self.question, d).device_bytes
@@ -221,6 +223,17 @@ def test_an_option_stays_only_where_the_compiled_step_is_faster():
     assert worse.best.options == SET
     better = improved(Search(QUESTION, factor=lambda o: 1 if o[name] else 0.9), 50)
     assert better.best.options == SET | {name: False}
+
+
+def test_options_are_tried_for_plans_that_move_something():
+    assert alternatives(TPU, {"mine": "yes"}) == ()
+    changed = alternatives(TPU, SET)
+    assert len(changed) > 1
+    for options in changed:
+        assert options != SET
+        assert SET.keys() <= options.keys()
+        again = alternatives(TPU, options)
+        assert options not in again  # what is set already is no change
 
 
 def test_what_the_user_set_is_never_changed():

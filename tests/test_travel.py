@@ -67,3 +67,34 @@ def test_every_offloaded_value_travels_somehow(needed):
     body = replaced(chain(bytes=BYTES, needed=needed), 0, needed=False)
     chosen = ("offload",) * 4
     assert set(ways_to_store(body, chosen, FAST)) == {0, 1, 2, 3}
+
+
+def test_what_the_link_cannot_bring_out_in_time_is_written_a_layer_later():
+    """v1 is made after 1 s of 3: the copy may take two."""
+    chosen = ("keep", "offload", "keep", "keep")
+    in_time = dataclasses.replace(FAST, device_to_host=BYTES / 2.0)
+    assert ways_to_store(BODY, chosen, in_time)[1] == "offload early"
+    longer = dataclasses.replace(FAST, device_to_host=BYTES / 2.5)
+    assert ways_to_store(BODY, chosen, longer)[1] == "offload"
+    # It would be on the device a layer longer, and is waited for where memory is short.
+    assert ways_to_store(BODY, chosen, longer, tight=True)[1] == "offload early"
+
+
+def test_nothing_is_left_for_later_where_the_link_had_no_pause():
+    """v0 is there from the start: its copy takes 4 s of a layer's 3 either way."""
+    slow = dataclasses.replace(FAST, device_to_host=BYTES / 4.0)
+    found = ways_to_store(BODY, ("offload", "keep", "keep", "keep"), slow)
+    assert found[0] == "offload early"
+
+
+def test_the_next_layer_begins_with_as_few_as_fill_the_pause():
+    """v1 and v2 end after 5.5 s in turn, after 4.5 once the link begins with one."""
+    body = chain(bytes=BYTES)
+    operations = tuple(
+        dataclasses.replace(o, seconds=s)
+        for o, s in zip(body.operations, (1.0, 0.4, 1.6), strict=True)
+    )
+    body = dataclasses.replace(body, operations=operations)
+    link = dataclasses.replace(FAST, device_to_host=BYTES / 2.25)
+    found = ways_to_store(body, ("keep", "offload", "offload", "keep"), link)
+    assert [found[i] for i in (1, 2)].count("offload") == 1

@@ -22,6 +22,7 @@ from planned_models import (
     plan,
     spec,
     step_of,
+    target_or_skip,
     weights,
 )
 
@@ -275,3 +276,21 @@ def test_the_same_step_is_planned_the_same_again():
     two = plan(step, *args, target="cpu", pin=PIN)
     assert one.decisions == two.decisions
     assert one.device_bytes == two.device_bytes
+
+
+def test_where_arguments_lie_now_does_not_matter():
+    """A plan for what another plan put in host memory: it says anew what lies where."""
+    target = target_or_skip("h200")
+
+    def lying(kind):
+        return jax.tree.map(
+            lambda s: s.update(sharding=target.sharding(memory_kind=kind)), PARAMS
+        )
+
+    here, there = (
+        plan(step_of(mean_square), lying(kind), X, budget="1GiB", donate=True)
+        for kind in ("device", "pinned_host")
+    )
+    assert there.fits
+    assert there.device_bytes == here.device_bytes
+    assert there.host_bytes == here.host_bytes == 0

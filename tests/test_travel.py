@@ -98,3 +98,16 @@ def test_the_next_layer_begins_with_as_few_as_fill_the_pause():
     link = dataclasses.replace(FAST, device_to_host=BYTES / 2.25)
     found = ways_to_store(body, ("keep", "offload", "offload", "keep"), link)
     assert [found[i] for i in (1, 2)].count("offload") == 1
+
+
+def test_what_is_small_beside_the_rest_comes_ahead_if_something_is_made_of_it():
+    """v0 has 2 s until v1 is read, and v3 takes 0.9 s: the order may be another one."""
+    body = replaced(BODY, 3, bytes=9 * BYTES)
+    chosen = ("offload", "recompute", "keep", "offload")
+    found = ways_to_store(body, chosen, FAST)
+    assert found == {0: "offload ahead", 2: "keep", 3: "offload"}
+    assert ways_to_store(body, chosen, FAST, tight=True)[0] == "offload early"
+    # It is as large as the other, or nothing but the backward pass reads it.
+    assert ways_to_store(BODY, chosen, FAST)[0] == "offload early"
+    kept = ("offload", "keep", "keep", "offload")
+    assert ways_to_store(body, kept, FAST)[0] == "offload early"

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from .._jax import aval_of
 from .._jaxprs._jaxpr import Program, evaluate, inline
 from ._host_feed import Feed, Writer, neighbour
-from ._host_layers import HostGradients, HostLayers, can_order, first_element
+from ._host_layers import HostGradients, HostLayers, after, can_order, first_element
 from ._host_row import BackwardRow, Row, forward_row
 from ._host_slots import (
     empty_layers,
@@ -226,7 +226,9 @@ def run_backward(
         by_input = dict(zip(body.active_inputs, grads, strict=True))
         ct_consts = [by_input[i] for i in parts.consts]
         carried = [by_input[i] for i in parts.carry]
-        following = {n: staged(value, x[0]) for n, value in following.items()}
+        # Not before the layer is done: a copy that nobody waits for holds nothing up.
+        done = [ct for ct in carried if can_order(aval_of(ct))][:1]
+        following = {n: staged(v, after(x[0], done)) for n, v in following.items()}
         buffers, waiting = writer.write(buffers, by_input, x[0])
         out = [by_input[i] for i in parts.layers if i not in places]
         return (carried, ct_consts, following, ahead, buffers, waiting), out

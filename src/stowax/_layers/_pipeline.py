@@ -24,6 +24,9 @@ arise:
   what it begins with is computed again from them, are copied like early ones, and
   fetched like late ones, for the next iteration. The last layer's stay on the device.
 
+What is fetched for the next iteration is moved aside when the layer is done, and not
+before: the compiler, who knows of no queue on the link, would wait for it anywhere.
+
 A model written as a Python loop has one array per layer where a scan has stacked ones.
 The loop over the layer number then takes the layer's own arrays by `lax.switch`, which
 copies one layer's worth, and never stacks them. Straight-line code would not do: there

@@ -37,6 +37,7 @@ from .._step._trace import trace_step
 from .._survey._options import wants_row_major
 from .._survey._preferences import Preferences
 from .._survey._survey import Survey, take_survey
+from .._target._compiled import put_in_device_memory
 from .._target._machine import Target
 from .._target._target import target as find_target
 from .._versions import versions
@@ -66,7 +67,8 @@ def plan(
     - `step`: the training step, not jitted; somewhere in it a function marked with
       `stowax.stow` is differentiated.
     - `args`: what it is called with: pytrees of arrays or `jax.ShapeDtypeStruct`s.
-      Without shardings they are planned for one device of the target.
+      Without shardings they are planned for one device of the target. In which memory
+      they lie now does not matter: the plan says where they are to be (`Plan.place`).
     - `budget`: device memory per device, bytes or text (`"16GiB"`); `None`: what the
       target has. `host_budget`: host memory per device, likewise.
     - `target`: a name (`"v5p-8"`) or a `Target`; `None`: the attached device.
@@ -171,9 +173,12 @@ def _run(search: Search, written: "AsWritten") -> Found:
 
 
 def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`args` on the target; an error names the argument as `plan` knows it."""
+    """`args` on the target; an error names the argument as `plan` knows it.
+
+    All of them on the device: a plan may be asked for with what another one placed.
+    """
     try:
-        return machine.specs(*args)
+        return put_in_device_memory(machine.specs(*args))
     except ArgumentError as error:
         name = error.argument.replace("specs[", "args[", 1)
         raise ArgumentError(name, error.got, error.instead) from None

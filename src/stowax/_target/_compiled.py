@@ -27,6 +27,9 @@ from .._errors import ArgumentError, CompileError, OutOfMemoryCompileError
 from .._jax_layouts import in_layout, laid_out
 from ._dump import dumping, layout_in, options_of
 
+HOST_KINDS = frozenset({"pinned_host", "unpinned_host"})
+"""JAX's names of the host's memories."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CompiledProgram:
@@ -273,6 +276,18 @@ def put_specs(devices: tuple[Any, ...], specs: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None:
             return leaf.update(sharding=sharding)
         return leaf
+
+    return jax.tree.map(put, specs)
+
+
+def put_in_device_memory(specs: Any) -> Any:
+    """`specs` with those in host memory on the device, sharded as they are."""
+
+    def put(spec: Any) -> Any:
+        sharding = getattr(spec, "sharding", None)  # a number of Python's has none
+        if sharding is None or sharding.memory_kind not in HOST_KINDS:
+            return spec
+        return spec.update(sharding=sharding.with_memory_kind("device"))
 
     return jax.tree.map(put, specs)
 

@@ -106,17 +106,18 @@ def _tightened(found: Found) -> Found:
     """What did not fit once more, with copies waited for that take memory ahead.
 
     Gradients are written before the next layer begins, and what is offloaded early in a
-    layer is fetched when it is read. It can be slower, and needs up to two layers'
-    gradients and one layer's values less.
+    layer is written in it, and fetched when it is read. It can be slower, and needs up
+    to two layers' gradients and one layer's values less.
     """
     search, decisions = found.search, found.best.decisions
-    plan = search.survey.step_plan(decisions) if decisions else None
     spent = len(search.log) >= MOST_COMPILES
-    if plan is None or spent or search.survey.tight:
-        return found
-    if not (_gradients_wait(search.survey, plan) or _comes_ahead(plan)):
+    if decisions is None or spent or search.survey.tight:
         return found
     survey = dataclasses.replace(search.survey, tight=True)
+    plan = search.survey.step_plan(decisions)
+    same = survey.step_plan(decisions).stacks == plan.stacks
+    if same and not _gradients_wait(search.survey, plan):
+        return found
     tight = dataclasses.replace(
         search, survey=survey, attempts=[], proposed={}, least=set()
     )
@@ -137,11 +138,6 @@ def _gradients_wait(survey: Survey, plan: StepPlan) -> bool:
     roles = {survey.step.arguments[i].role for i in plan.hosted.shards}
     unrolled = any(t.stack.separate for t in survey.step.stacks.values())
     return (plan.hosted.in_turn or unrolled) and "parameter" in roles
-
-
-def _comes_ahead(plan: StepPlan) -> bool:
-    """Whether a value is on the device a layer early that could be waited for."""
-    return any("offload ahead" in s.stored.values() for s in plan.stacks.values())
 
 
 def _rank(search: Search) -> tuple[bool, float]:

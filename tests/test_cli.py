@@ -186,6 +186,7 @@ def test_hazards_are_found(write, monkeypatch):
     assert said.startswith("--perfetto: got 'gone/trace.json', and '")
 
 
+@pytest.mark.once
 def test_verify_passes_fails_and_says_what_to_type(write, monkeypatch):
     write(STEP.replace("jax.ShapeDtypeStruct(", "jnp.ones(").replace("0.1 *", "0.5 *"))
     words = ("verify", "train.py:make", "p.json", "--steps", "2")

@@ -5,11 +5,14 @@ it does not know of is the queue on the link. So the move needs what the layer e
 with.
 """
 
+import re
+
 import jax
 import pytest
 
-from planned_models import arguments, train
+from planned_models import arguments, target_or_skip, train
 from planned_steps import offload_inputs, planned
+from stowax._step._trace import store_all
 
 
 def loops(jaxpr):
@@ -55,3 +58,19 @@ def test_what_is_fetched_ahead_is_moved_aside_when_the_layer_is_done(way):
     for move in moves:
         assert "dot_general" in needs(body, move.invars[0])
         assert "dot_general" not in needs(body, move.invars[-1])
+
+
+@pytest.mark.parametrize("name", ["v5e-4", "h200x8"])
+def test_places_of_kept_values_are_written_once_on_a_mesh_of_tpus(name):
+    """A GPU's partitioner would allocate what is empty whole on every device."""
+    target = target_or_skip(name)
+    mesh = target.mesh((target.device_count,), ("data",))
+    params, x = arguments()
+    rows = jax.NamedSharding(mesh, jax.P("data"))
+    args = params, x.update(sharding=rows)
+    step = jax.jit(planned(train, args, store_all))
+    text = target.lower(step, *target.specs(*args)).as_text()
+    filled = re.findall(r"broadcast_in_dim .*-> tensor<(\d+x\d+x\d+)xf32>", text)
+    layers = next(iter(jax.tree.leaves(params))).shape[0]
+    stacks = [shape for shape in filled if shape.startswith(f"{layers}x{x.shape[0]}x")]
+    assert bool(stacks) == (target.platform == "gpu")

@@ -147,6 +147,7 @@ def test_the_backward_pass_starts_from_what_is_pinned_though_it_reads_something_
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.once
 def test_forbidding_offloads_and_recomputation():
     budget = keeping_inputs()
     without = plan(train, *arguments(), budget=budget, forbid="offload")

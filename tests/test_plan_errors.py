@@ -294,6 +294,7 @@ def test_no_arguments():
     assert "no function marked" in refused(StepError, lambda: jnp.zeros(3))
 
 
+@pytest.mark.once
 def test_where_jax_refuses_host_memory_the_plan_does_without():
     def curvature(params, x):
         def grad(p):

@@ -103,6 +103,7 @@ def test_it_goes_when_the_budget_asks_for_it():
     assert any(r.startswith("streams through the update in blocks") for r in reasons)
 
 
+@pytest.mark.once
 def test_what_the_host_cannot_hold_stays():
     step, args = step_with(ADAM), arguments(ADAM)
     found = plan(step, *args, pin=OFFLOAD, host_budget=STATE - 1)

@@ -66,6 +66,7 @@ def test_a_right_plan_passes_and_the_arguments_are_left_alone():
         np.testing.assert_array_equal(mine, before)
 
 
+@pytest.mark.once
 def test_a_reload_of_the_wrong_layer_is_blamed_on_its_value(monkeypatch):
     (value,) = (d.value for d in made().decisions if d.name.startswith("dot_general"))
     reload_of(value, monkeypatch)

@@ -38,12 +38,17 @@ def empty_layers(count: int, aval: Any) -> Any:
 def empty_array(shape: Sequence[int], aval: Any) -> Any:
     """Device memory of a shape, for what is made of values of the type `aval`.
 
-    What it holds is not defined. A GPU would write zeros, a pass over memory that
-    `jax.lax.empty` spares it. Under a mesh it has to be zeros all the same: a GPU's
-    partitioner allocates that whole on every device, and zeros only each one's part.
+    What it holds is not defined: zeros would be a pass over memory. Under a mesh of
+    GPUs it has to be zeros all the same: their partitioner allocates what is empty
+    whole on every device, and zeros only each one's part. A TPU's does not, and there
+    zeros would cost ten passes, by the compiler's estimate: PaliGemma2-3B on a v5p-8,
+    60 GiB of values kept, 1.68 s a step with zeros and 1.43 s without.
     """
     if aval.sharding.mesh.size > 1:
-        return jax.lax.full(tuple(shape), 0, aval.dtype)
+        return jax.lax.platform_dependent(
+            tpu=lambda: jax.lax.empty(tuple(shape), aval.dtype),
+            default=lambda: jax.lax.full(tuple(shape), 0, aval.dtype),
+        )
     return jax.lax.empty(tuple(shape), aval.dtype)
 
 

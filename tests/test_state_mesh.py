@@ -201,7 +201,8 @@ def test_ten_steps_on_eight_devices_are_those_without_a_plan(how):
         assert same_places(mine, before)
     assert planned._cache_size() == 1  # and so it was compiled once
     for left, right in zip(jax.tree.leaves(mine), end, strict=True):
-        np.testing.assert_allclose(np.asarray(left), right, rtol=1e-4, atol=1e-6)
+        # JAX's own, which takes denormal numbers for zero: NumPy is slow with them.
+        assert jnp.allclose(np.asarray(left), right, rtol=1e-4, atol=1e-6)
 
 
 @functools.cache

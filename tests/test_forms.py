@@ -11,7 +11,7 @@ import pytest
 import stowax
 from planned_models import compiled_total, plan, spec
 
-pytestmark = pytest.mark.usefixtures("usual_promotion")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
 
 LAYERS, WIDTH = 3, 1024
 MATRIX = WIDTH * WIDTH * 4

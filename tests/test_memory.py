@@ -14,6 +14,8 @@ import pytest
 import stowax
 from stowax._records._memory import MEMORY_ROLES
 
+pytestmark = pytest.mark.once
+
 LAYERS, ROWS, WIDTH = 8, 4096, 512
 STACK = LAYERS * ROWS * WIDTH * 4
 WEIGHTS = LAYERS * WIDTH * WIDTH * 4

@@ -13,6 +13,8 @@ from stowax import _mlir
 from stowax._predict import _predict
 from stowax._target import _target
 
+pytestmark = pytest.mark.once
+
 F32 = 4
 needs = {
     "v5p-8": pytest.mark.skipif(

@@ -33,6 +33,8 @@ from stowax._records._stages import Link
 from stowax._timing._simulate import LAUNCH_SECONDS, simulate
 from traces import instruction as item
 
+pytestmark = pytest.mark.once
+
 CHIP = dataclasses.replace(
     CHIPS["v5e"],
     memory_bandwidth=assumed(10, RATE, "a test"),

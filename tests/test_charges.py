@@ -49,10 +49,11 @@ def test_a_value_by_another_name_costs_the_same(seen):
 
 def test_the_solver_moves_something_else_or_nothing():
     asked = problem(chain(bytes=8), device_bytes=250)
-    (before,) = solve(asked).decisions
+    (before,) = solve(asked, time_limit_seconds=60.0).decisions
     moved = {i: 9.0 for i, d in enumerate(before) if d == "offload"}
     assert moved
-    after = solve(charged(asked, {(NAME, i): s for i, s in moved.items()}))
+    asked = charged(asked, {(NAME, i): s for i, s in moved.items()})
+    after = solve(asked, time_limit_seconds=60.0)
     offloaded = {i for i, d in enumerate(after.decisions[0]) if d == "offload"}
     assert offloaded < set(moved) or not offloaded & set(moved)
 

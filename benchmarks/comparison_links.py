@@ -29,7 +29,7 @@ from stowax._timing._simulate import simulate
 
 COMMAND = "python -m benchmarks.comparison_links"
 RESULT = _record.RESULTS / "comparison_links.json"
-RATES = (15e9, 20e9, 30e9, 40e9, 64e9)
+RATES = (15e9, 20e9, 26e9, 30e9, 40e9, 64e9)
 """Bytes per second and direction: from what is usually quoted for a chip of a v5p host
 to what PCIe 5.0 x16 gives."""
 REFERENCE = comparison_table.FULL_RECOMPUTE

@@ -53,10 +53,10 @@ def overlap_options(target: Target) -> dict[str, str | bool]:
     return {}
 
 
-# What `plan(..., compiles=...)` tries, one at a time, when nothing else is left. Each
-# was seen to help one plan and to harm another, so none is set unless the compiled
-# schedule of this very plan is faster with it. Seconds a step on v5p at 15 GB/s, as it
-# is → with the change: two plans for PaliGemma2-28B, one for Llama2-13B.
+# What `plan(..., compiles=...)` tries, one at a time, when nothing else is left; a
+# change stays only where the compiled schedule of this very plan is faster with it. On
+# TPUs each was seen to help one plan and to harm another. Seconds a step on v5p at 15
+# GB/s, as it is → with the change: two plans for PaliGemma2-28B, one for Llama2-13B.
 _TPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
     # A slow link, by the scheduler's book: copies start early. 20.96 → 15.96,
     # 14.47 → 14.93, 5.93 → 5.93. (Public recipes for training have 0.03.)
@@ -66,6 +66,7 @@ _TPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
     # With the first of these: 15.96 → 16.44, and 3 GiB less.
     {"xla_tpu_enable_all_experimental_scheduler_features": False},
 )
+# No evidence beforehand.
 _GPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
     {"xla_gpu_enable_latency_hiding_scheduler": False},
 )

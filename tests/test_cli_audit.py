@@ -215,8 +215,8 @@ def test_stdin_interrupts_and_code_without_a_file(tmp_path):
     found = in_a_process(tmp_path, "train.py", input="three\n")
     assert found.stdout.startswith("three\n4.0\n")
     assert "<cell>:8: host-read" in found.stdout
-    assert found.stderr.endswith("interrupted\n")
-    assert found.returncode == 130
+    assert found.returncode == 130, found.stdout + found.stderr
+    assert found.stderr.endswith("interrupted\n"), found.stderr
 
 
 @pytest.mark.parametrize(

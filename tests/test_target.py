@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from stowax import _jax
+from stowax._errors import CompileError
 from stowax._streams import quiet_native_log
 from stowax._target import _target
 from stowax._target._machine import HOST_FRACTION
@@ -186,6 +187,32 @@ def test_a_program_gives_its_schedule_as_a_proto(name: str) -> None:
         assert "estimated_cycles" in program.as_text()
 
 
+@needs_gpu
+def test_a_product_that_cannot_be_tiled_is_left_to_the_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # JAX 0.10 says so of ViT-g/14's, thirty seconds into a compile.
+    words = "INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.74"
+    compile_module, asked = _jax.compile_module, []
+
+    def refuse(lowered: object, devices: object, options: object) -> object:
+        asked.append(options)
+        if not options or options.get("xla_gpu_enable_triton_gemm", True):
+            raise jax.errors.JaxRuntimeError(words)
+        return compile_module(lowered, devices, options)
+
+    monkeypatch.setattr(_jax, "compile_module", refuse)
+    where = target("h200")
+    compiled = where.compile(jax.jit(lambda x: x @ x), jnp.zeros((8, 8)))
+    assert asked == [None, {"xla_gpu_enable_triton_gemm": False}]
+    assert compiled.options == asked[1]
+    assert "dot(" in compiled.as_text() or "gemm" in compiled.as_text()
+    # Whoever asks for Triton is told what comes of it.
+    lowered = where.lower(jax.jit(lambda x: x @ x), jnp.zeros((8, 8)))
+    with pytest.raises(CompileError, match="h200 refused: INTERNAL: Couldn't find"):
+        lowered.compile({"xla_gpu_enable_triton_gemm": True})
+
+
 def test_the_cpu_runs_what_it_compiled_and_books_nothing_on_the_host() -> None:
     cpu = target("cpu")
     assert not cpu.compile_only
@@ -267,6 +294,7 @@ LAPTOP = textwrap.dedent(
     """
     import jax, jax.numpy as jnp
     from stowax import _jax
+from stowax._errors import CompileError
     from stowax._target import _target
     print("---", file=__import__("sys").stderr, flush=True)
     if _jax.has_libtpu():

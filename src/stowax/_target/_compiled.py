@@ -127,6 +127,9 @@ class LoweredProgram:
                 compiled, executable = self._compile({**options, **options_of(dump)})
                 layout = layout_in(dump)
         except jax.errors.JaxRuntimeError as error:
+            if self._is_untunable(str(error)) and not _WITHOUT_TRITON.keys() & options:
+                again = {**options, **_WITHOUT_TRITON}
+                return self.compile(again, with_layout=with_layout)
             raise _compile_error(self.target_name, str(error)) from error
         return CompiledProgram(
             target_name=self.target_name,
@@ -137,6 +140,10 @@ class LoweredProgram:
             options=options,
         )
 
+    def _is_untunable(self, message: str) -> bool:
+        """Whether a compiler without a GPU chose a way for a product that has none."""
+        return self.compile_devices is not None and _NO_TILES in message
+
     def _compile(self, options: dict[str, Any]) -> tuple[Any, Any]:
         if self.compile_devices is None:
             compiled = self.lowered.compile(options or None)
@@ -145,6 +152,14 @@ class LoweredProgram:
             self.lowered, self.compile_devices, options or None
         )
 
+
+_NO_TILES = "Couldn't find output tile sizes"
+_WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
+"""For products that XLA cannot tile (JAX 0.10: ViT-g/14 with its weights on the host).
+
+With a GPU attached the autotuner passes over such a way; without one XLA takes the
+first that looks right, and gives up. Without Triton products are cuBLAS's.
+"""
 
 _NUMBER = r"([\d.]+)\s*([KMGT]?)(?:i?B)?"
 # libtpu since 2025 says the first, before that (and XLA's allocator still) the second.

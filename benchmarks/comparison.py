@@ -39,6 +39,7 @@ from benchmarks import (
 from benchmarks._record import Stopwatch
 from benchmarks.comparison_policies import PLAN, XLA
 from benchmarks.comparison_workloads import WORKLOADS, made
+from stowax._survey._options import smaller_chip
 
 BUDGETS = 8
 LINES = _record.RESULTS / "comparison.jsonl"
@@ -114,7 +115,7 @@ def xla_cell(
     if found["keep_all_bytes"] <= budget:
         return {"budget_bytes": budget} | compiled(name, target, made(name, target), {})
     arguments = found.get("argument_bytes") or 0
-    options = comparison_policies.smaller_chip(target, budget, arguments)
+    options = smaller_chip(target, budget, arguments)
     if options is None:
         return {"budget_bytes": budget, "refused": "the arguments alone take more"}
     return {"budget_bytes": budget} | compiled(

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from benchmarks.models import _named
-from stowax._hardware._gpu_targets import gpu_memory_bytes
 from stowax._survey._options import overlap_options
 
 _TO_HOST = {"offload_src": "device", "offload_dst": "pinned_host"}
@@ -20,8 +19,6 @@ _QKV = ("query_proj", "key_proj", "value_proj")
 _EVERY = (*_named.ATTENTION, *_named.FEED_FORWARD)
 XLA = "XLA's own rematerialization"
 PLAN = "stowax"
-_ALLOWED = 0.8
-"""Part of a GPU's memory that XLA's rematerialization takes for the whole."""
 
 
 def _offloaded(*names: str) -> Any:
@@ -57,17 +54,3 @@ def options_for(name: str, target: Any) -> dict[str, Any]:
     """Compiler options of a policy: one that offloads gets what a plan would get."""
     offloads = "offload" in name or "recipe" in name
     return overlap_options(target) if offloads else {}
-
-
-def smaller_chip(target: Any, budget: int, arguments: int) -> dict[str, Any] | None:
-    """Options that make XLA believe in a chip with `budget` bytes.
-
-    `None` where the arguments alone leave nothing. A GPU's compiler takes a percentage
-    of four fifths of the memory less the arguments.
-    """
-    if target.platform == "tpu":
-        reserved = max(0, target.device_bytes - budget)
-        return {"xla_tpu_user_reserved_hbm_bytes": str(reserved)}
-    room = _ALLOWED * gpu_memory_bytes(target.chip.key) - arguments
-    percent = int(100 * (budget - arguments) / room)
-    return {"xla_gpu_memory_limit_slop_factor": str(percent)} if percent > 0 else None

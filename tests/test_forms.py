@@ -119,3 +119,40 @@ def test_on_a_tpu_too(tmp_path):
     found.save(tmp_path / "plan.json")
     again = stowax.load_plan(tmp_path / "plan.json")
     assert compiled_total(again, train_step, *arguments()) == found.device_bytes
+
+
+def large():
+    """Matrices that are a hundredth of the chip: its compiler counts in hundredths."""
+    return arguments(lambda *shape: spec(*(7 * n for n in shape)))
+
+
+def test_a_step_that_nearly_fits_is_left_to_the_compiler(tmp_path):
+    plain = plan(train_step, *large())
+    assert plain.outcome == "unneeded"
+    budget = int(0.9 * plain.device_bytes)
+    found = plan(train_step, *large(), budget=budget)
+    assert found.fits
+    assert found.outcome == "feasible"
+    assert (found.host_bytes, found.decisions) == (0, ())
+    # No copy, and less than the forward pass again: 3 of the 9 products of a step.
+    assert plain.step_seconds < found.step_seconds < (1 + 3 / 9) * plain.step_seconds
+    again = found.step_seconds / plain.step_seconds - 1
+    assert found.gap == pytest.approx(again)
+    assert found.trials[-1].what == "as written for a smaller chip"
+    assert any("told of a smaller chip" in note for note in found.notes)
+    assert "FITS: " in str(found)
+    (option,) = found.compiler_options
+    assert f"    {option!r}: " in found.as_code()
+    # The program is the plan's own wherever it is compiled, from a file, too.
+    found.save(tmp_path / "plan.json")
+    loaded = stowax.load_plan(tmp_path / "plan.json")
+    assert compiled_total(loaded, train_step, *large()) == found.device_bytes <= budget
+
+
+def test_what_the_user_tells_the_compiler_stays():
+    plain = plan(train_step, *large())
+    mine = {"xla_gpu_memory_limit_slop_factor": "95"}
+    budget = int(0.9 * plain.device_bytes)
+    found = plan(train_step, *large(), budget=budget, compiler_options=mine)
+    assert found.compiler_options.items() >= mine.items()
+    assert not any("smaller chip" in trial.what for trial in found.trials)

@@ -22,6 +22,7 @@ from benchmarks import (
     comparison_table,
 )
 from benchmarks.comparison_workloads import WORKLOADS, made
+from stowax._survey._options import smaller_chip
 
 GIB = 2**30
 
@@ -132,12 +133,12 @@ def test_a_program_beyond_the_chip_keeps_what_the_compiler_said(tmp_path, monkey
 
 def test_xla_is_told_of_a_chip_as_small_as_the_budget():
     v5p, h200 = stowax.target("v5p-8"), stowax.target("h200")
-    (reserved,) = comparison_policies.smaller_chip(v5p, 40 * GIB, 0).values()
+    (reserved,) = smaller_chip(v5p, 40 * GIB, 0).values()
     assert int(reserved) == v5p.device_bytes - 40 * GIB
-    (percent,) = comparison_policies.smaller_chip(h200, 40 * GIB, 20 * GIB).values()
+    (percent,) = smaller_chip(h200, 40 * GIB, 20 * GIB).values()
     room = 0.8 * 151_397_597_184 - 20 * GIB
     assert int(percent) == int(100 * 20 * GIB / room)
-    assert comparison_policies.smaller_chip(h200, 20 * GIB, 20 * GIB) is None
+    assert smaller_chip(h200, 20 * GIB, 20 * GIB) is None
 
 
 def test_policies_that_offload_get_a_plans_options_and_others_none():

@@ -42,6 +42,13 @@ from jax.ad_checkpoint import checkpoint_name  # noqa: F401
 """
 
 
+_OPTIONS = """\
+# What the plan's program was compiled with, for jax.jit:
+compiler_options = {{
+{lines}}}
+"""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Named:
     """A stored value under the name that the policy asks for."""
@@ -70,6 +77,9 @@ def plan_as_code(record: PlanRecord) -> str:
         parts.append(_stack_code(stack, decisions, taken))
     if not record.stacks:
         parts.append("# The plan has no repeated body: there is nothing to wrap.\n")
+    if record.compiler_options:
+        lines = [f"    {k!r}: {v!r},\n" for k, v in record.compiler_options.items()]
+        parts.append(_OPTIONS.format(lines="".join(lines)))
     return "\n\n".join(parts)
 
 

@@ -261,6 +261,7 @@ def _figures(found: Found) -> dict[str, Any]:
                 measured.host_bytes,
                 best.decisions,
                 unrolled=search is not found.rolled,
+                by_compiler=search.left_to_the_compiler(best),
             ),
             *(link_notes(search, best.decisions) if fits else ()),
         ),

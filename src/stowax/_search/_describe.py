@@ -232,11 +232,13 @@ def notes(
     decisions: Decisions | None,
     *,
     unrolled: bool = False,
+    by_compiler: bool = False,
 ) -> tuple[str, ...]:
     """What a user has to know about the target, and about what was not possible.
 
     `host_bytes` are those of the plan's compiled program, `decisions` its own;
-    `unrolled` says that the plan leaves the layers of a Python loop as they are.
+    `unrolled` says that the plan leaves the layers of a Python loop as they are,
+    `by_compiler` that the step stays as it is, and XLA makes it fit.
     """
     target = survey.target
     found = list(target.notes)
@@ -244,6 +246,13 @@ def notes(
         attached = not target.compile_only
         more = beyond_the_pool(host_bytes, target.pinned_bytes, attached=attached)
         found[:0] = [more] if more else []
+    if by_compiler:
+        found.insert(
+            0,
+            "the step stays as it is, and nearly fits: the compiler is told of a "
+            "smaller chip, and computes a few values again by itself. It takes the "
+            "plan's compiler_options, which apply sets",
+        )
     if unrolled:
         found.insert(
             0,

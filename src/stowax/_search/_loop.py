@@ -20,11 +20,10 @@ from .._records._plan import Source
 from .._records._stages import Decisions, Evaluation, Problem, Solution
 from .._survey._options import overlap_options
 from .._survey._survey import Survey
-from .._units import format_bytes, format_seconds
 from ._charges import charged, charges_of
 from ._forecast import Forecast
 from ._lessons import Lessons, learned, taught
-from ._trial import Measured, compile_and_read
+from ._trial import Measured, compile_and_read, outcome
 
 MOST_COMPILES = 4
 _SETTLING_ROUNDS, _MOST_SETTLING_ROUNDS = 3, 8
@@ -146,6 +145,10 @@ class Search:
         """Takes note of a compiled program."""
         self.attempts.append(attempt)
         self.log.append(attempt)
+
+    def left_to_the_compiler(self, attempt: Attempt) -> bool:
+        """Whether it is the step as it is, compiled for a smaller chip."""
+        return attempt.decisions is None and attempt.options != self.user_options
 
     def fits(self, attempt: Attempt) -> bool:
         """Whether the attempt's program stays within the budgets."""
@@ -382,16 +385,3 @@ class Search:
             self.charges.update(
                 charges_of(self.survey, attempt.decisions, expected, inspection)
             )
-
-
-def outcome(measured: Measured, budget: int) -> str:
-    """What a compiled program came to, in a line."""
-    within = measured.inspection is not None and measured.compiled_bytes <= budget
-    fits = "fits" if within else "does not fit"
-    seconds = f", {format_seconds(measured.step_seconds)} a step"
-    return (
-        f"compiled in {format_seconds(measured.trial.seconds_to_compile)}: "
-        f"{format_bytes(measured.compiled_bytes)} on the device ({fits} "
-        f"{format_bytes(budget)}), {format_bytes(measured.host_bytes)} on the host"
-        f"{seconds if measured.inspection else ''}"
-    )

@@ -25,6 +25,7 @@ from .._records._plan import Trial
 from .._state._shards import device_bytes
 from .._survey._apply import StepPlan
 from .._survey._survey import Survey, predict
+from .._units import format_bytes, format_seconds
 
 _ENOUGH = 0.9
 """Part of the planned bytes that has to move where a scope is not to be found."""
@@ -258,3 +259,16 @@ def check_offloads(measured: Measured) -> None:
             "Give forbid=['host update'], and please report it with the step: it is "
             "stowax's fault."
         )
+
+
+def outcome(measured: Measured, budget: int) -> str:
+    """What a compiled program came to, in a line."""
+    within = measured.inspection is not None and measured.compiled_bytes <= budget
+    fits = "fits" if within else "does not fit"
+    seconds = f", {format_seconds(measured.step_seconds)} a step"
+    return (
+        f"compiled in {format_seconds(measured.trial.seconds_to_compile)}: "
+        f"{format_bytes(measured.compiled_bytes)} on the device ({fits} "
+        f"{format_bytes(budget)}), {format_bytes(measured.host_bytes)} on the host"
+        f"{seconds if measured.inspection else ''}"
+    )

@@ -3,15 +3,17 @@
 A plan that copies between device and host needs a scheduler that starts copies early.
 Nothing is set for a plan that moves nothing.
 
-Tried and left out: telling the scheduler of a budget below the chip's memory. On TPU
-`xla_tpu_scheduler_percent_shared_memory_limit` changed nothing; on GPU
-`xla_gpu_memory_limit_slop_factor` made XLA rematerialize and offload by itself, with
-synchronous copies (0.068 s a step became 0.230 s) and no less memory.
+Tried and left out: telling the scheduler of a budget below the chip's memory, for a
+plan that offloads. On TPU `xla_tpu_scheduler_percent_shared_memory_limit` changed
+nothing; on GPU `xla_gpu_memory_limit_slop_factor` made XLA rematerialize and offload by
+itself, with synchronous copies (0.068 s a step became 0.230 s) and no less memory. A
+step that is left as it is can be told so (`smaller_chip`).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from .._hardware._gpu_targets import GPU_CHIPS, gpu_memory_bytes
 from .._target._compiled import any_sharded
 from .._target._machine import Target
 
@@ -88,6 +90,26 @@ def alternatives(
         for change in lists.get(target.platform, ())
         if all(options.get(name) != value for name, value in change.items())
     )
+
+
+_ALLOWED = 0.8
+"""Part of a GPU's memory that XLA's rematerialization takes for the whole."""
+
+
+def smaller_chip(target: Target, budget: int, arguments: int) -> dict[str, str] | None:
+    """Options that make XLA believe in a chip with `budget` bytes, and rematerialize.
+
+    A GPU's compiler takes a percentage of four fifths of the memory less the step's
+    `arguments` (bytes). `None` where they leave nothing, and for chips without figures.
+    """
+    if target.platform == "tpu":
+        reserved = max(0, target.device_bytes - budget)
+        return {"xla_tpu_user_reserved_hbm_bytes": str(reserved)}
+    if target.platform != "gpu" or target.chip.key not in GPU_CHIPS:
+        return None
+    room = _ALLOWED * gpu_memory_bytes(target.chip.key) - arguments
+    percent = int(100 * (budget - arguments) / room)
+    return {"xla_gpu_memory_limit_slop_factor": str(percent)} if percent > 0 else None
 
 
 def wants_row_major(target: Target, specs: Any = ()) -> bool:

@@ -77,6 +77,8 @@ def ends(name: str, target: Any) -> dict[str, Any]:
     """
     step, specs = made(name, target)
     written = compiled(name, target, (step, specs), {})
+    if "refused" in written:
+        raise RuntimeError(written["refused"])
     plan = stowax.plan(step, *specs, budget=TINY, target=target, progress=quiet)
     keep_all = written.get("device_bytes") or target.device_bytes + 1
     return written | {

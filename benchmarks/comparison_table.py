@@ -150,10 +150,12 @@ is `stowax.plan` for that budget; the policies are JAX's and MaxText's, each lay
 plans get (`stowax._survey._options`), all others with none. *XLA* is the step as it is
 written, compiled for a chip that has the budget and no more. Bytes are per device,
 arguments + outputs − aliased + temporaries as compiled; a program fits if they are
-within the budget and its host bytes within what the host has for a device. Seconds are
-simulated from the compiled schedule with the figures of `stowax targets`, by the same
-reader for all; *exposed* is the part that waits for host copies. Planning and compiling
-seconds are of the wall, on a machine that was doing other things too.
+within the budget and its host bytes within what the host has for a device. (On TPUs
+that is more than the chip needs, by up to a fifth, for plans and policies alike: a
+policy that counts more than the chip may run there.) Seconds are simulated from the
+compiled schedule with the figures of `stowax targets`, by the same reader for all;
+*exposed* is the part that waits for host copies. Planning and compiling seconds are of
+the wall, on a machine that was doing other things too.
 """
 
 
@@ -268,13 +270,18 @@ def _cell_row(cell: dict[str, Any]) -> list[str]:
         "yes" if plan["fits"] else "**no**",
         gib(plan["device_bytes"]),
         gib(plan["host_bytes"]),
-        f"{plan['step_seconds']:.3f}",
-        f"{plan['exposed_seconds']:.3f}",
-        f"{best['name']} {best['step_seconds']:.3f}" if best else "none fits",
+        _seconds(plan["step_seconds"]),
+        _seconds(plan["exposed_seconds"]),
+        f"{best['name']} {_seconds(best['step_seconds'])}" if best else "none fits",
         ratio,
         _taken(xla) if xla else "",
         f"{plan['planning_seconds']:.0f}",
     ]
+
+
+def _seconds(count: float) -> str:
+    """Three decimals, or three digits of what is small."""
+    return f"{count:.3f}" if count >= 0.1 or not count else f"{count:.3g}"
 
 
 def _taken(line: dict[str, Any]) -> str:
@@ -283,7 +290,7 @@ def _taken(line: dict[str, Any]) -> str:
     if line.get("step_seconds") is None:
         needed = line["device_bytes"]
         return f"does not compile ({gib(needed)})" if needed else "does not compile"
-    return f"{gib(line['device_bytes'])}: {line['step_seconds']:.3f}"
+    return f"{gib(line['device_bytes'])}: {_seconds(line['step_seconds'])}"
 
 
 _POLICY_HEAD = (
@@ -313,8 +320,8 @@ def _policy_row(line: dict[str, Any]) -> list[str]:
         line["name"],
         gib(line["device_bytes"]),
         gib(line["host_bytes"]),
-        f"{line['step_seconds']:.3f}",
-        f"{line['exposed_seconds']:.3f}",
+        _seconds(line["step_seconds"]),
+        _seconds(line["exposed_seconds"]),
         str(line["host_computations"]),
         f"{line['compiling_seconds']:.0f}",
     ]

@@ -19,6 +19,8 @@ from stowax._jax_layouts import order_of
 from stowax._layers._axis_order import host_order
 from stowax._state import _laying, _ordered_step
 
+pytestmark = pytest.mark.once
+
 LAYERS, WIDTH, HIDDEN, ROWS = 8, 512, 1024, 32
 MATRIX = WIDTH * HIDDEN * 2  # bytes, bfloat16
 ORDERS = {1: (1, 0, 2), 2: (2, 0, 1)}

@@ -24,7 +24,7 @@ import stowax
 from planned_models import plan, spec
 from stowax._errors import ArgumentError, PlanMismatchError
 
-pytestmark = pytest.mark.usefixtures("usual_promotion")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
 
 LAYERS, WIDTH, ROWS = 2, 512, 32
 SAVED_AFTER, STEPS = 3, 6

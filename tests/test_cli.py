@@ -14,6 +14,8 @@ import stowax
 from stowax._cli._cli import main
 from stowax._cli._user_file import where_it_failed
 
+pytestmark = pytest.mark.once
+
 STEP = """
     import jax, jax.numpy as jnp
     import stowax
@@ -186,7 +188,6 @@ def test_hazards_are_found(write, monkeypatch):
     assert said.startswith("--perfetto: got 'gone/trace.json', and '")
 
 
-@pytest.mark.once
 def test_verify_passes_fails_and_says_what_to_type(write, monkeypatch):
     write(STEP.replace("jax.ShapeDtypeStruct(", "jnp.ones(").replace("0.1 *", "0.5 *"))
     words = ("verify", "train.py:make", "p.json", "--steps", "2")

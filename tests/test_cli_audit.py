@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from stowax._cli._cli import main
 
+pytestmark = pytest.mark.once
+
 LOOP = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
@@ -205,10 +207,14 @@ def test_a_page_without_an_inspection(audit, tmp_path):
 
 
 def test_stdin_interrupts_and_code_without_a_file(tmp_path):
-    """As a shell runs it: input is the script's, Ctrl-C prints the report so far."""
+    """As a shell runs it: input is the script's, Ctrl-C prints the report so far.
+
+    A shell has its background jobs ignore Ctrl-C; tests may be one.
+    """
     script = tmp_path / "train.py"
     script.write_text(
-        "import signal\ncode = open('loop.txt').read()\nprint(input())\n"
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "code = open('loop.txt').read()\nprint(input())\n"
         "exec(compile(code, '<cell>', 'exec'))\nsignal.raise_signal(signal.SIGINT)\n"
     )
     (tmp_path / "loop.txt").write_text(LOOP)

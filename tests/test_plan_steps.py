@@ -26,6 +26,8 @@ from planned_models import (
     weights,
 )
 
+pytestmark = pytest.mark.once
+
 WIDTH, ROWS = 32, 64
 PARAMS, X = weights(width=WIDTH), spec(ROWS, WIDTH)
 

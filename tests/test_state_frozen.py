@@ -13,6 +13,8 @@ import pytest
 import stowax
 from planned_models import kinds, plan, spec
 
+pytestmark = pytest.mark.once
+
 LAYERS, WIDTH, RANK, ROWS = 4, 1024, 16, 64
 MATRIX = WIDTH * WIDTH * 4
 FROZEN = 2 * LAYERS * MATRIX
@@ -136,7 +138,6 @@ def test_steps_are_those_without_a_plan_and_the_frozen_part_stays_usable(form):
         np.testing.assert_array_equal(left, right)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("form", "target"),
     [("scan", "h200"), ("scan", "v5p-8"), ("loop", "h200"), ("loop", "v5p-8")],

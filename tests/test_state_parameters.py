@@ -159,6 +159,7 @@ def test_no_more_than_a_few_layers_are_on_the_device(name, target):
     assert inspection.memory.host.alias == inspection.memory.host.argument
 
 
+@pytest.mark.once
 def test_gradients_leave_at_once_where_nothing_else_fits():
     step, args = step_of("scan", optax.sgd(0.1)), arguments("scan", optax.sgd(0.1))
     room = plan(step, *args, pin=PARAMETER)
@@ -192,6 +193,7 @@ def test_parameters_read_outside_of_layers_stay():
     }
 
 
+@pytest.mark.once
 def test_gradients_that_something_needs_whole_stay_on_the_device():
     def row_norms(grads):
         return jax.tree.map(

@@ -294,7 +294,6 @@ LAPTOP = textwrap.dedent(
     """
     import jax, jax.numpy as jnp
     from stowax import _jax
-from stowax._errors import CompileError
     from stowax._target import _target
     print("---", file=__import__("sys").stderr, flush=True)
     if _jax.has_libtpu():

@@ -95,7 +95,13 @@ def close(expected, got):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n == "adamw" else pytest.param(n, marks=pytest.mark.once)
+        for n in OPTIMIZERS
+    ],
+)
 def test_same_numbers_under_any_optimizer(name):
     optimizer = OPTIMIZERS[name]
     params, batch = weights(), jnp.linspace(-1.0, 1.0, 4 * 64).reshape(4, 64)

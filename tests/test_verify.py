@@ -150,6 +150,7 @@ def test_a_fault_that_is_no_decisions(monkeypatch):
     assert v.why.startswith("No decision is to blame: with everything kept on the")
 
 
+@pytest.mark.once
 def test_a_clobbered_buffer_that_shows_at_step_eight(monkeypatch):
     count = []
 
@@ -217,6 +218,7 @@ def test_leaves_of_another_kind_are_said(monkeypatch):
     }
 
 
+@pytest.mark.once
 def test_sharded_arguments_against_one_processor():
     """The sums are really added up in another order: by eight devices and by one."""
     mesh = Mesh(np.array(jax.devices()), ("rows",))

@@ -25,6 +25,8 @@ from benchmarks.models import (
 )
 from test_models import fake_target, types_of
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(autouse=True)
 def _strict():
@@ -121,7 +123,6 @@ def test_the_tutorials_layers_have_the_pages_bytes():
     assert types_of(gradients) == types_of((w1, w2))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("model", [gemma2, vision, paligemma2, mixtral])
 def test_small_form_learns(model):
     step, (state, *rest) = model.small()

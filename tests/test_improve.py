@@ -65,6 +65,9 @@ class Search:
         fitting = filter(self.fits, self.attempts)
         return min(fitting, key=lambda a: a.measured.step_seconds)
 
+    def plan(self):
+        self.compile(self.settle(), 4)
+
     def compile(self, solution, most, options=None):
         options = SET if options is None else options
         found = evaluate(self.question, solution.decisions)
@@ -263,3 +266,38 @@ def test_a_plan_improves_or_stays():
     assert found.step_seconds == min(
         t.step_seconds for t in found.trials if t.compiled_bytes <= found.budget_bytes
     )
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(1.0, True), (1e3, False)])
+def test_a_step_that_fits_as_it_is_stays_if_no_plan_is_faster(seconds, stays):
+    search = Search(QUESTION)
+    written = Attempt(
+        decisions=None,
+        solution=None,
+        evaluation=None,
+        options=SET,
+        donated=False,
+        measured=types.SimpleNamespace(
+            compiled_bytes=1, step_seconds=seconds, vanished=(), not_on_host=()
+        ),
+    )
+    search.attempts.append(written)
+    found = Found(search=search, best=written, rolled=search)
+    assert improve(found, 4).best is written
+    assert len(search.attempts) == 1
+    best = improve(found, 5).best
+    assert (best is written) == stays
+    assert best.measured.step_seconds <= seconds
+
+
+def test_more_programs_find_a_faster_step_where_nothing_has_to_move():
+    # Kept are 5 arrays a layer of 4 × its input, of which one has to be: the product.
+    wide = arguments(width=1024, rows=32768)
+    written = plan(train, *wide)
+    assert written.outcome == "unneeded"
+    found = plan(train, *wide, compiles=5)
+    assert found.fits
+    assert found.outcome in ("optimal", "feasible")
+    assert found.step_seconds < 0.8 * written.step_seconds
+    assert found.device_bytes < 0.5 * written.device_bytes
+    assert found.trials[0].what == "as written"

@@ -82,7 +82,8 @@ def plan(
       needed.
     - `compiler_options`: XLA's, added to the plan's own.
     - `compiles`: how many programs may be compiled, at least 4. Those beyond try
-      changes of the plan, and keep what makes the compiled step faster.
+      changes of the plan, also of one that could do without, and keep what makes the
+      compiled step faster.
     - `progress`: called with lines of text; `None`: standard error, if planning takes
       over two seconds; `False`: nothing.
 

@@ -42,15 +42,20 @@ _Options = Mapping[str, str | bool]
 def improve(found: Found, most: int) -> Found:
     """`found`, its best attempt replaced by the best of up to `most` programs in all.
 
-    A step that stays as it is, and a plan that does not fit, are returned as they are;
-    so is everything if `most` allows no program more than the search itself.
+    What does not fit is returned as it is; so is everything if `most` allows no program
+    more than the search itself. A step that fits as it is gets a plan all the same, and
+    stays as it is if that is not faster: what a scan keeps it writes and reads, and
+    some of it is computed sooner.
     """
     search = found.search
-    unplanned = found.best.decisions is None or not search.fits(found.best)
-    if unplanned or most <= MOST_COMPILES:
+    if not search.fits(found.best) or most <= MOST_COMPILES:
         return found
+    if found.best.decisions is None and search.survey.bodies:
+        search.plan()
     while len(search.log) < most:
         best = _best(search)
+        if best.decisions is None:
+            break
         proposal = next(_proposals(search, best), None)
         if proposal is None:
             search.say("no single change is expected to be faster")

@@ -32,7 +32,7 @@ from .._hardware._figures import INTERCONNECT_EFFICIENCY as INTERCONNECT_EFFICIE
 from .._hardware._figures import MATRIX_EFFICIENCY as MATRIX_EFFICIENCY
 from .._hardware._figures import MEMORY_EFFICIENCY as MEMORY_EFFICIENCY
 from .._hardware._figures import VECTOR_EFFICIENCY as VECTOR_EFFICIENCY
-from ._passes import Flat, Passes, flat_of, flatten
+from ._passes import Flat, Passes, flatten
 from ._record import OperationCost as OperationCost
 from ._rules import (
     COLLECTIVES,
@@ -115,7 +115,7 @@ def cost_of_jaxpr(jaxpr: Any) -> OperationCost:
     >>> cost.bytes_read, cost.bytes_written  # one read and one write of 8 floats
     (32, 32)
     """
-    return _total(_leaves(flat_of(jaxpr), {}))
+    return _total(_leaves(_flat_of(jaxpr), {}))
 
 
 def seconds(cost: OperationCost, chip: ChipFigures, *, shards: int = 1) -> float:
@@ -154,10 +154,7 @@ def seconds(cost: OperationCost, chip: ChipFigures, *, shards: int = 1) -> float
 
 
 def operation_seconds(
-    program: Any,
-    chip: ChipFigures,
-    shards_of: Callable[[int], int] = lambda number: 1,
-    in_memory: Callable[[int], bool] = lambda number: True,
+    program: Any, chip: ChipFigures, shards_of: Callable[[int], int] = lambda number: 1
 ) -> list[tuple[float, bool]]:
     """Seconds of every node of a program on one device, and whether a rule knew it.
 
@@ -165,8 +162,7 @@ def operation_seconds(
     says into how many parts a value is split over devices. An operation's work is split
     like the most finely split of its operands and results. Bytes follow the fusion rule
     of this module, so the sum over a program is meaningful, and a value that only its
-    own pass reads is cheap to recompute. `in_memory(value_number)` is false for outputs
-    whose readers join their pass: nobody writes those.
+    own pass reads is cheap to recompute.
 
     **Returns:** one `(seconds, priced)` per node, in order. `priced` is false where
     something in the node had no rule, or the chip no figure for it.
@@ -180,8 +176,7 @@ def operation_seconds(
     """
     totals = [0.0] * len(program.nodes)
     priced = [True] * len(program.nodes)
-    returned = [not isinstance(n, int) or in_memory(n) for n in program.outputs]
-    for leaf in _leaves(flat_of(program.jaxpr, returned), {}):
+    for leaf in _leaves(_flat_of(program.jaxpr), {}):
         node = program.nodes[leaf.owner]
         numbers = [n for n in (*node.inputs, *node.outputs) if n is not None]
         shards = max((shards_of(n) for n in numbers), default=1)
@@ -206,7 +201,7 @@ def program_seconds(jaxpr: Any, chip: ChipFigures, *, shards: int = 1) -> float:
     """
     return sum(
         leaf.times * leaf.devices / max(shards, leaf.devices) * seconds(leaf.cost, chip)
-        for leaf in _leaves(flat_of(jaxpr), {})
+        for leaf in _leaves(_flat_of(jaxpr), {})
     )
 
 
@@ -227,6 +222,12 @@ def _known(cost: OperationCost, chip: ChipFigures) -> bool:
     if cost.collective_bytes and chip.interconnect.value is None:
         return False
     return all(chip.matrix_reached(dtype) is not None for dtype, _ in cost.matrix_flops)
+
+
+def _flat_of(jaxpr: Any) -> Flat:
+    opened = _jax.open_jaxpr(jaxpr)
+    inputs = [*opened.invars, *opened.constvars]
+    return flatten(inputs, opened.eqns, opened.outvars)
 
 
 def _total(leaves: Iterator[_Leaf]) -> OperationCost:
@@ -323,7 +324,7 @@ def _repeated(leaves: Iterator[_Leaf], times: int) -> Iterator[_Leaf]:
 
 
 def _scan(equation: Any, axes: _Axes) -> Iterator[_Leaf]:
-    body = _leaves(flat_of(equation.params["jaxpr"]), axes)
+    body = _leaves(_flat_of(equation.params["jaxpr"]), axes)
     return _repeated(body, int(equation.params["length"]))
 
 
@@ -331,7 +332,7 @@ def _while(equation: Any, axes: _Axes) -> Iterator[_Leaf]:
     params = equation.params
     trips = trip_count(equation)
     for part, extra in (("body_jaxpr", 0), ("cond_jaxpr", 1)):
-        leaves = _leaves(flat_of(params[part]), axes)
+        leaves = _leaves(_flat_of(params[part]), axes)
         yield from _repeated(leaves, extra + (1 if trips is None else trips))
     if trips is None:
         cost = OperationCost(unpriced=("while (number of trips)",))
@@ -350,7 +351,7 @@ def _cond(equation: Any, axes: _Axes) -> Iterator[_Leaf]:
             + 100 * (total.total_bytes + total.collective_bytes)
         )
 
-    branches = [list(_leaves(flat_of(b), axes)) for b in equation.params["branches"]]
+    branches = [list(_leaves(_flat_of(b), axes)) for b in equation.params["branches"]]
     yield from max(branches, key=measure)
     missing = [name for b in branches for name in _total(iter(b)).unpriced]
     if missing:
@@ -363,13 +364,13 @@ def _shard_map(equation: Any, axes: _Axes) -> Iterator[_Leaf]:
     manual = equation.params["newly_manual_axes"]
     devices = math.prod(sizes[n] for n in manual)
     inner = {**axes, **{n: sizes[n] for n in manual}}
-    for leaf in _leaves(flat_of(equation.params["jaxpr"]), inner):
+    for leaf in _leaves(_flat_of(equation.params["jaxpr"]), inner):
         yield dataclasses.replace(leaf, devices=leaf.devices * devices)
 
 
 def _linear_solve(equation: Any, axes: _Axes) -> Iterator[_Leaf]:
     """One solve: the products are there for its derivatives only."""
-    return _leaves(flat_of(equation.params["jaxprs"].solve), axes)
+    return _leaves(_flat_of(equation.params["jaxprs"].solve), axes)
 
 
 _LOOP_RULES: dict[str, Callable[[Any, _Axes], Iterator[_Leaf]]] = {

@@ -73,26 +73,6 @@ def flatten(inputs: Sequence[Any], equations: Sequence[Any], results: Any) -> Fl
     )
 
 
-def flat_of(jaxpr: Any, returned: Sequence[bool] | None = None) -> Flat:
-    """A jaxpr, open or closed, without calls; `returned` says which outputs are."""
-    opened = _jax.open_jaxpr(jaxpr)
-    chosen = [True] * len(opened.outvars) if returned is None else returned
-    results = [v for v, wanted in zip(opened.outvars, chosen, strict=True) if wanted]
-    return flatten([*opened.invars, *opened.constvars], opened.eqns, results)
-
-
-def kernel_inputs(jaxpr: Any) -> frozenset[int]:
-    """Numbers of the inputs that a kernel reads: no pass can make them for it.
-
-    >>> import jax, jax.numpy as jnp
-    >>> jaxpr = jax.make_jaxpr(lambda x, y: x @ jnp.sin(y))(jnp.eye(2), jnp.eye(2))
-    >>> sorted(kernel_inputs(jaxpr))
-    [0]
-    """
-    count = len(_jax.open_jaxpr(jaxpr).invars)
-    return frozenset(n for n in Passes(flat_of(jaxpr)).in_kernels if n < count)
-
-
 def _read(atom: Any, env: Mapping[Any, int | None]) -> int | None:
     return None if isinstance(atom, _jax.Literal) else env[atom]
 
@@ -138,15 +118,6 @@ class Passes:
     def bytes_of(self, position: int) -> tuple[int, int]:
         """Bytes that the step at `position` reads and writes."""
         return self._bytes[position]
-
-    @property
-    def in_kernels(self) -> frozenset[int]:
-        """Values that kernels read, as they are or through views."""
-        return frozenset(
-            value
-            for value, readers in self._readers.items()
-            if any(self._kinds[reader] == "kernel" for reader in readers)
-        )
 
     def _kind(self, position: int) -> Kind:
         step = self._flat.steps[position]
@@ -259,7 +230,7 @@ class Passes:
     def _leaves_pass(self, position: int, value: int) -> bool:
         """Whether a fusible step's result has to be in memory for somebody."""
         readers = self._readers.get(value, [])
-        if value in self._returned:
+        if value in self._returned or not readers:
             return True
         number = self._number[position]
         return any(

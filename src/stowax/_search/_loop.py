@@ -33,6 +33,9 @@ _SOLVING_SECONDS = 10.0
 _SETTLED = 0.002
 """Part of the budget within which model and prediction agree."""
 
+_NEARLY = 0.01
+"""Part of the budget that a program may lack and yet be worth repeating."""
+
 _WARY = 0.5
 """Part of what a proposal was too big by that the next ones leave free: assumed."""
 
@@ -91,7 +94,7 @@ class Search:
     below which none of theirs can be, `plain` the predicted bytes of the step as it is,
     donated or not (see `_forms`). `charges` are what offloaded values were waited for,
     `lessons` what the planner's memory model was seen to leave out, `proposed` every
-    solution that a prediction was made for.
+    solution that a prediction was made for, `nearly` what was too big by little.
     """
 
     survey: Survey
@@ -108,6 +111,7 @@ class Search:
     attempts: list[Attempt] = dataclasses.field(default_factory=list)
     lessons: Lessons = dataclasses.field(default_factory=Lessons)
     proposed: dict[Decisions, Solution] = dataclasses.field(default_factory=dict)
+    nearly: Attempt | None = None
     solving_seconds: float = 0.0
     least: set[Decisions] = dataclasses.field(default_factory=set)
     forecast: Forecast = dataclasses.field(init=False)
@@ -378,10 +382,19 @@ class Search:
         return attempt
 
     def _charge(self, attempt: Attempt) -> None:
-        """Takes note of what a program waited for; the last word on a value counts."""
-        inspection = attempt.measured.inspection
-        if attempt.decisions is not None and inspection is not None:
-            expected = evaluate(self.uncharged(), attempt.decisions)
-            self.charges.update(
-                charges_of(self.survey, attempt.decisions, expected, inspection)
-            )
+        """Takes note of what a program waited for; the last word on a value counts.
+
+        Not yet of one that is too big by little: the next one is to be the same, but
+        for a few bytes.
+        """
+        missed = attempt.measured.compiled_bytes - self.budget
+        if self.nearly is None and 0 < missed <= _NEARLY * self.budget:
+            self.nearly = attempt
+            return
+        for told in filter(None, (self.nearly, attempt)):
+            inspection = told.measured.inspection
+            if told.decisions is not None and inspection is not None:
+                expected = evaluate(self.uncharged(), told.decisions)
+                told_of = self.survey, told.decisions, expected, inspection
+                self.charges.update(charges_of(*told_of))
+        self.nearly = None

@@ -19,13 +19,13 @@ from .._layers._stack import scope_name
 from .._records._stages import Body, Decision, Operation, Point, Value
 from .._step._trace import TracedStack, available
 
-_AGAIN = 0.5
+_AGAIN = {"gpu": 0.5}
 """Part of an elementwise operation's or reduction's time that it takes once more.
 
-It is computed again inside of the loop, or of the product, that reads it. Seconds of a
-step, the first plan compiled, at the whole time and at half: Gemma2-2B on an H200 0.417
-(102 GiB) and 0.380 (62), Llama2-7B there 1.432 and 1.439, PaliGemma2-3B on a v5p-8 too
-big (101 GiB) and 1.371, Llama2-13B there 5.872 and 5.850.
+On a GPU it is computed again inside of the loop, or of the product, that reads it.
+Seconds of a step, the first plan compiled for an H200, at the whole time and at half:
+Gemma2-2B 0.417 (102 GiB) and 0.380 (62), Llama2-7B 1.432 and 1.428. On a v5p-8
+PaliGemma2-3B would gain, 1.423 and 1.371, Llama2-13B lose, 5.850 and 6.085.
 """
 
 
@@ -54,14 +54,15 @@ def make_body(
     placements: Mapping[int, Placement],
     costs: BodyCosts,
     *,
-    can_offload: bool,
+    platform: str,
     least_bytes: int,
     points: tuple[Point, ...],
 ) -> Body:
     """The planner's record of one stack.
 
     **Arguments:** `placements` per value number (missing: whole on every device).
-    Values under `least_bytes` are not offloaded.
+    Values under `least_bytes` are not offloaded, and none for the `platform` "cpu":
+    its backend books no host memory, moving a value would save nothing.
     """
     stack, program = traced.stack, traced.body.forward
     at_hand = available(stack, traced.body)
@@ -75,7 +76,7 @@ def make_body(
         if operation is None or _jax.has_effects(program.nodes[operation].equation):
             allowed.discard("recompute")
         large = len(aval.shape) >= 2 and placement.bytes >= least_bytes
-        if not (can_offload and is_float(aval) and large):
+        if not (platform != "cpu" and is_float(aval) and large):
             allowed.discard("offload")
         source = _value_source(program, index)
         value = Value(
@@ -98,7 +99,7 @@ def make_body(
             source=_source(node.equation),
             inputs=tuple(dict.fromkeys(i for i in node.inputs if i is not None)),
             outputs=node.outputs,
-            seconds=_again(node.equation) * costs.operations[k][0],
+            seconds=_again(node.equation, platform) * costs.operations[k][0],
             priced=costs.operations[k][1],
             repeatable=not _jax.has_effects(node.equation),
         )
@@ -115,10 +116,11 @@ def make_body(
     )
 
 
-def _again(equation: Any) -> float:
+def _again(equation: Any, platform: str) -> float:
     """Part of an operation's time that it takes to run it once more."""
     rule = rule_of(equation)
-    return 1.0 if rule is None or rule.kind == "kernel" else _AGAIN
+    fused = rule is not None and rule.kind != "kernel"
+    return _AGAIN.get(platform, 1.0) if fused else 1.0
 
 
 def _forward_seconds(traced: TracedStack, costs: BodyCosts) -> float:

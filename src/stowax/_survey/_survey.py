@@ -14,7 +14,6 @@ import jax
 
 from .. import _mlir
 from .._cost._cost import cost_of_jaxpr, operation_seconds, program_seconds, seconds
-from .._cost._passes import kernel_inputs
 from .._cost._record import OperationCost
 from .._layers._rewrite import Options
 from .._layers._stack import LOOP_SCOPE
@@ -353,16 +352,8 @@ def _body(
 
     finest = max((p.shards for p in placements.values()), default=1)
     backward = traced.body.backward
-    # Storing has a price of its own, and what is computed again is in memory only for
-    # the kernels that read it.
-    leaves = traced.body.residual_leaves
-    read = [k for k in kernel_inputs(backward) if k < len(leaves)]
-    in_memory = {*traced.body.output_numbers}
-    in_memory.update(n for k in read if isinstance(n := leaves[k], int))
     costs = BodyCosts(
-        operations=tuple(
-            operation_seconds(program, chip, shards_of, in_memory.__contains__)
-        ),
+        operations=tuple(operation_seconds(program, chip, shards_of)),
         backward_seconds=program_seconds(backward, chip, shards=finest),
         unpriced=cost_of_jaxpr(backward).unpriced,
     )
@@ -370,8 +361,7 @@ def _body(
         traced,
         placements,
         costs,
-        # The CPU backend books no host memory: there, moving a value saves nothing.
-        can_offload=target.platform != "cpu",
+        platform=target.platform,
         points=(),
         least_bytes=least_bytes,
     )

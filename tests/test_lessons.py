@@ -141,3 +141,26 @@ def test_decisions_settle_on_the_fastest_that_fit(gib):
     found = search.settle()
     assert search.forecast.predicted(found.decisions) <= search.budget
     assert evaluate(asked, found.decisions).seconds <= min(fitting) * 1.05
+
+
+def test_what_is_too_big_by_little_is_charged_with_the_next_program(monkeypatch):
+    """So that the next one is the same but for a few bytes."""
+    loop = "stowax._search._loop"
+    monkeypatch.setattr(f"{loop}.evaluate", lambda problem, decisions: None)
+    monkeypatch.setattr(f"{loop}.charges_of", lambda survey, name, *rest: {name: 1.0})
+    search = types.SimpleNamespace(
+        budget=1000, nearly=None, charges={}, survey=None, uncharged=lambda: None
+    )
+
+    def charged_after(name, size):
+        measured = types.SimpleNamespace(compiled_bytes=size, inspection=object())
+        attempt = types.SimpleNamespace(decisions=name, measured=measured)
+        Search._charge(search, attempt)
+        return set(search.charges)
+
+    assert charged_after("fits", 1000) == {"fits"}
+    assert charged_after("far too big", 1011) == {"fits", "far too big"}
+    assert charged_after("nearly", 1010) == {"fits", "far too big"}
+    # The next one is charged at once, whatever its size: nothing waits for ever.
+    assert charged_after("nearly again", 1001) >= {"nearly", "nearly again"}
+    assert search.nearly is None

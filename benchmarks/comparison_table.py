@@ -111,16 +111,16 @@ def reason(cell: dict[str, Any]) -> str:
         return f"the plan needs {gib(plan['device_bytes'])} GiB as compiled"
     known = {b[0]: b for b in plan["baselines"]}
     other = known.get(_IN_THE_MODEL.get(best["name"], best["name"]))
-    model = f"the planner's model has the plan at {plan['model_seconds']:.3f} s"
+    model = f"the planner's model has the plan at {_seconds(plan['model_seconds'])} s"
     if other is not None:
         _, device, _, seconds, fitting = other
-        model += f" and the policy at {seconds:.3f} s in {gib(device)} GiB"
+        model += f" and the policy at {_seconds(seconds)} s in {gib(device)} GiB"
         model += "" if fitting else ", which it takes for too much"
     parts = [model]
     exposed = plan["exposed_seconds"] - best["exposed_seconds"]
     parts.append(
-        f"waiting for copies {exposed:+.3f} s, all else "
-        f"{plan['step_seconds'] - best['step_seconds'] - exposed:+.3f} s"
+        f"waiting for copies {exposed:+.3g} s, all else "
+        f"{plan['step_seconds'] - best['step_seconds'] - exposed:+.3g} s"
     )
     return "; ".join(parts)
 

@@ -97,7 +97,7 @@ def test_lost_cells_stand_in_the_table_with_their_reason(tmp_path):
     lost = text[text.index("Cells that are lost") : text.index("## vit-g, h200")]
     assert "cell 4 (16.00 GiB): does not fit, and dots_saveable does" in lost
     assert "cell 5 (20.00 GiB): +33.3% beside XLA" in lost
-    assert "all else +0.500 s" in lost
+    assert "all else +0.5 s" in lost
     assert "beyond the chip: 40.00" in text
 
 

@@ -149,6 +149,15 @@ def test_a_step_that_nearly_fits_is_left_to_the_compiler(tmp_path):
     assert compiled_total(loaded, train_step, *large()) == found.device_bytes <= budget
 
 
+def test_where_nothing_else_fits_the_compiler_is_asked_too():
+    plain = plan(train_step, *large())
+    budget = int(0.9 * plain.device_bytes)
+    found = plan(train_step, *large(), budget=budget, forbid=("offload",))
+    assert found.fits
+    assert found.host_bytes == 0
+    assert found.device_bytes <= budget
+
+
 def test_what_the_user_tells_the_compiler_stays():
     plain = plan(train_step, *large())
     mine = {"xla_gpu_memory_limit_slop_factor": "95"}

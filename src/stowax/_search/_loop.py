@@ -354,15 +354,14 @@ class Search:
         **Arguments:** `most` is how many programs may be compiled in all, for the
         line of progress.
         """
-        survey = self.survey
         if options is None:
             options = self.options_for(solution.decisions)
         number = len(self.log) + 1
         self.say(f"compiling plan {number} (at most {most})")
         measured = compile_and_read(
-            survey,
+            self.survey,
             f"plan {number}",
-            survey.step_plan(solution.decisions),
+            self.survey.step_plan(solution.decisions),
             options,
             correction=self.forecast.excess(solution.decisions),
             donate=self.may_donate,
@@ -395,6 +394,7 @@ class Search:
             inspection = told.measured.inspection
             if told.decisions is not None and inspection is not None:
                 expected = evaluate(self.uncharged(), told.decisions)
-                told_of = self.survey, told.decisions, expected, inspection
-                self.charges.update(charges_of(*told_of))
+                self.charges.update(
+                    charges_of(self.survey, told.decisions, expected, inspection)
+                )
         self.nearly = None

@@ -24,8 +24,9 @@ _AGAIN = {"gpu": 0.5}
 
 On a GPU it is computed again inside of the loop, or of the product, that reads it.
 Seconds of a step, the first plan compiled for an H200, at the whole time and at half:
-Gemma2-2B 0.417 (102 GiB) and 0.380 (62), Llama2-7B 1.432 and 1.428. On a v5p-8
-PaliGemma2-3B would gain, 1.423 and 1.371, Llama2-13B lose, 5.850 and 6.085.
+Gemma2-2B 0.417 (102 GiB) and 0.380 (62), Llama2-7B 1.432 and 1.43. On a v5p-8
+PaliGemma2-3B would gain (1.423 after four programs, 1.371 with the first) and
+Llama2-13B lose (5.850, 6.085).
 """
 
 

@@ -13,10 +13,10 @@ from planned_models import arguments, plan, train
 from planner_problems import chain, problem
 from stowax._errors import ArgumentError
 from stowax._planner import baselines, evaluate, solve
+from stowax._search._attempt import Attempt
 from stowax._search._charges import charged, charges_of
 from stowax._search._forms import Found
 from stowax._search._improve import improve
-from stowax._search._loop import Attempt
 from stowax._survey._options import alternatives, overlap_options
 
 TPU = types.SimpleNamespace(platform="tpu")

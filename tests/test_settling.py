@@ -9,7 +9,9 @@ import pytest
 
 import stowax
 from stowax._layers._rewrite import Options
-from stowax._search._loop import Search
+from stowax._planner import smallest
+from stowax._search._lessons import Lessons
+from stowax._search._loop import MOST_COMPILES, Search
 from stowax._step._trace import trace_step
 from stowax._survey._options import wants_row_major
 from stowax._survey._preferences import Preferences
@@ -45,7 +47,8 @@ def train_step(params, state, x):
     return optax.apply_updates(params, updates), state
 
 
-def test_parameters_stay_where_there_is_room_for_them():
+def searching(budget, **pin):
+    """A search on an h200 for the step with its layers rolled."""
     pytest.importorskip("jax_plugins")
     target = _target.target("h200")
     matrix = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
@@ -54,12 +57,9 @@ def test_parameters_stay_where_there_is_room_for_them():
     options = Options(row_major=wants_row_major(target, specs))
     traced = trace_step(train_step, specs, options)
     survey = take_survey(train_step, specs, traced, target, options)
-    pinned = Preferences(pin={"optimizer state": "offload"})
-    # Parameters, their gradients once as they come and once with the decay, the batch;
-    # and a layer's input for each layer, or an array less.
-    budget = (3 * LAYERS + 1 + LAYERS) * MATRIX
-    search = Search(
-        survey=dataclasses.replace(survey, bodies=pinned.narrow(survey.bodies)),
+    bodies = Preferences(pin=pin).narrow(survey.bodies)
+    return Search(
+        survey=dataclasses.replace(survey, bodies=bodies),
         budget=budget,
         host_budget=2**40,
         user_options={},
@@ -67,11 +67,42 @@ def test_parameters_stay_where_there_is_room_for_them():
         as_written=False,
         say=lambda line: None,
     )
+
+
+def test_parameters_stay_where_there_is_room_for_them():
+    # Parameters, their gradients once as they come and once with the decay, the batch;
+    # and a layer's input for each layer, or an array less.
+    budget = (3 * LAYERS + 1 + LAYERS) * MATRIX
+    search = searching(budget, **{"optimizer state": "offload"})
     search.plan()
     best = search.best()
     assert best.fits(budget, 2**40)
     assert best.decisions is not None
-    state, layers = survey.bodies[0], best.decisions[0]
+    state, layers = search.survey.bodies[0], best.decisions[0]
     kept = {v.role for v, d in zip(state.values, layers, strict=True) if d == "keep"}
     assert kept == {"parameter"}
     assert len(search.attempts) <= 4
+
+
+def test_what_larger_programs_taught_does_not_hide_the_least():
+    search = searching(2**20)
+    least = search.forecast.predicted(search.needing_least().decisions)
+    # As if all that is offloaded had taken as much again, and all that is kept half.
+    search.lessons = Lessons(
+        stored={
+            body.name: [(-v.bytes // 2, body.count * v.bytes) for v in body.values]
+            for body in search.survey.bodies
+        }
+    )
+    misled = smallest(search.problem(), time_limit_seconds=10).decisions
+    assert search.forecast.predicted(misled) > least
+    assert search.forecast.predicted(search.needing_least().decisions) == least
+
+
+def test_the_last_compile_for_the_least_may_be_left_to_another_form():
+    search = searching(2**20)
+    search.log = [None] * (MOST_COMPILES - 1)
+    search.plan(least_last=False)
+    assert not search.attempts
+    search.plan()
+    assert [a.decisions for a in search.attempts] == [search.needing_least().decisions]

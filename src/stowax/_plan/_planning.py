@@ -17,6 +17,7 @@ from .._planner import solve
 from .._records._plan import ArgumentRecord, Baseline, PinPrice
 from .._records._stages import least_bytes
 from .._search._as_written import AsWritten, asks_for_more, narrowed, without_donation
+from .._search._attempt import Attempt
 from .._search._certificate import certify
 from .._search._describe import (
     baseline_records,
@@ -28,7 +29,7 @@ from .._search._describe import (
 )
 from .._search._forms import Found, find_plan
 from .._search._improve import improve
-from .._search._loop import MOST_COMPILES, Attempt, Search
+from .._search._loop import MOST_COMPILES, Search
 from .._search._sensitivity import link_notes
 from .._search._trial import check_offloads
 from .._state._shards import device_bytes, partition_of, shard_shape

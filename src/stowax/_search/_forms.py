@@ -23,7 +23,8 @@ from .._records._stages import Solution
 from .._survey._apply import StepPlan
 from .._survey._options import smaller_chip
 from .._survey._survey import Survey, predict
-from ._loop import MOST_COMPILES, SLACK, WORTH_ANOTHER_COMPILE, Attempt, Search
+from ._attempt import Attempt
+from ._loop import MOST_COMPILES, SLACK, WORTH_ANOTHER_COMPILE, Search
 from ._trial import compile_and_read, outcome
 
 _DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
@@ -81,7 +82,7 @@ def _find(rolled: Search, as_written: Callable[[], Search | None]) -> Found:
         return Found(search=rolled, best=plain, rolled=rolled)
     written = as_written() if _could_fit_unrolled(rolled) else None
     if written is None or not _may_fit(written, rolled):
-        rolled.plan()
+        rolled.plan(least_last=False)
         return Found(search=rolled, best=rolled.best(), rolled=rolled)
     return _better_of(written, rolled)
 
@@ -95,7 +96,7 @@ def _better_of(written: Search, rolled: Search) -> Found:
     first.plan(leave=1)
     other = plain if rolled_first else loop
     if not first.fits(first.best()) or (moves_less and _is_faster(other, first)):
-        second.plan()
+        second.plan(least_last=False)
     written.other_bound, rolled.other_bound = _bound(loop), _bound(plain)
     search = min((s for s in (first, second) if s.attempts), key=_rank)
     other_search = second if search is first else first
@@ -123,15 +124,11 @@ def _tightened(found: Found) -> Found:
     layer is written in it, and fetched when it is read. It can be slower, and needs up
     to two layers' gradients and one layer's values less.
     """
-    search, decisions = found.search, found.best.decisions
-    spent = len(search.log) >= MOST_COMPILES
-    if decisions is None or spent or search.survey.tight:
-        return found
+    search = found.search
+    if not _can_be_tighter(found):
+        search.plan()
+        return dataclasses.replace(found, best=search.best())
     survey = dataclasses.replace(search.survey, tight=True)
-    plan = search.survey.step_plan(decisions)
-    same = survey.step_plan(decisions).stacks == plan.stacks
-    if same and not _gradients_wait(search.survey, plan):
-        return found
     tight = dataclasses.replace(
         search, survey=survey, attempts=[], proposed={}, least=set()
     )
@@ -140,6 +137,18 @@ def _tightened(found: Found) -> Found:
         return found
     others = search, *found.others
     return Found(search=tight, best=tight.best(), rolled=tight, others=others)
+
+
+def _can_be_tighter(found: Found) -> bool:
+    """Whether a compile is left, and the plan has copies that could wait."""
+    search, decisions = found.search, found.best.decisions
+    spent = len(search.log) >= MOST_COMPILES
+    if decisions is None or spent or search.survey.tight:
+        return False
+    survey = dataclasses.replace(search.survey, tight=True)
+    plan = search.survey.step_plan(decisions)
+    same = survey.step_plan(decisions).stacks == plan.stacks
+    return not same or _gradients_wait(search.survey, plan)
 
 
 def _gradients_wait(survey: Survey, plan: StepPlan) -> bool:

@@ -23,8 +23,9 @@ from collections.abc import Container, Iterator, Mapping
 from .._planner import baselines, evaluate, recomputed_values
 from .._records._stages import Body, Decision, Decisions, Evaluation, Solution
 from .._survey._options import alternatives
+from ._attempt import Attempt
 from ._forms import Found
-from ._loop import MOST_COMPILES, Attempt, Search
+from ._loop import MOST_COMPILES, Search
 
 _MISTAKEN = 0.25
 """Part of what a change moves (seconds of recomputation, of copies, of storing) by

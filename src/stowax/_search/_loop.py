@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping
 
 from .._planner import baselines, evaluate, smallest, solve
 from .._records._plan import Source
-from .._records._stages import Decisions, Evaluation, Problem, Solution
+from .._records._stages import Decisions, Problem, Solution
 from .._survey._options import overlap_options
 from .._survey._survey import Survey
+from ._attempt import Attempt
 from ._charges import charged, charges_of
 from ._forecast import Forecast
 from ._lessons import Lessons, learned, taught
-from ._trial import Measured, compile_and_read, outcome
+from ._trial import compile_and_read, outcome
 
 MOST_COMPILES = 4
 _SETTLING_ROUNDS, _MOST_SETTLING_ROUNDS = 3, 8
@@ -61,29 +62,6 @@ _WORTH_FILLING = 0.03
 Say = Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """Decisions with what the planner says of them and what the compiler made of them.
-
-    `decisions` is `None` for the step as the user wrote it.
-    """
-
-    decisions: Decisions | None
-    solution: Solution | None
-    evaluation: Evaluation | None
-    options: Mapping[str, str | bool]
-    donated: bool
-    measured: Measured
-
-    def fits(self, budget: int, host_budget: int) -> bool:
-        """Whether the compiled program is one, and stays within both budgets."""
-        return (
-            self.measured.inspection is not None
-            and self.measured.compiled_bytes <= budget
-            and self.measured.host_bytes <= host_budget
-        )
-
-
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Search:
     """The state of the loop for one budget; `best` gives the attempt to believe.
@@ -119,9 +97,13 @@ class Search:
     def __post_init__(self) -> None:
         self.forecast = Forecast(survey=self.survey, scale=self.budget)
 
-    def plan(self, leave: int = 0) -> None:
-        """Compiles plans, until there is nothing to gain, or `leave` compiles left."""
-        while len(self.log) < MOST_COMPILES - leave and self._another_round():
+    def plan(self, leave: int = 0, *, least_last: bool = True) -> None:
+        """Compiles plans, until there is nothing to gain, or `leave` compiles left.
+
+        **Arguments:** with `least_last=False` the last compile is left for another form
+        of the step, where nothing fits and only what needs the least is worth a try.
+        """
+        while len(self.log) < MOST_COMPILES - leave and self._another_round(least_last):
             pass
 
     def best(self) -> Attempt:
@@ -204,7 +186,7 @@ class Search:
         )
         return taught(problem, self.lessons)
 
-    def _another_round(self) -> bool:
+    def _another_round(self, least_last: bool) -> bool:
         """One more program; false when there is nothing left worth compiling."""
         anything_fits = any(self.fits(a) for a in self.attempts if a.decisions)
         if anything_fits:
@@ -217,6 +199,9 @@ class Search:
             if not found:
                 return False
             solution = found[0]
+            last = len(self.log) == MOST_COMPILES - 1
+            if last and solution.decisions in self.least and not least_last:
+                return False
         attempt = self.compile(solution, MOST_COMPILES)
         return (
             self._late(attempt) or not self.fits(attempt) or self._better_known(attempt)
@@ -261,10 +246,18 @@ class Search:
         return solution
 
     def needing_least(self) -> Solution:
-        """Decisions that need the least of the device, whatever they cost."""
+        """Decisions that need the least of the device, whatever they cost.
+
+        Of programs near the least, the lessons of larger ones may be wrong.
+        """
         started = time.perf_counter()
-        solution = smallest(self.problem(), time_limit_seconds=_SOLVING_SECONDS)
+        untaught = self.survey.problem(self.budget, self.host_budget)
+        found = [
+            smallest(problem, time_limit_seconds=_SOLVING_SECONDS)
+            for problem in (self.problem(), untaught)
+        ]
         self.solving_seconds += time.perf_counter() - started
+        solution = min(found, key=lambda s: self.forecast.known(s.decisions, 0.0))
         self.least.add(solution.decisions)
         return solution
 

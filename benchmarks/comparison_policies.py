@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from benchmarks.models import _named
-from stowax._survey._options import overlap_options
+from stowax._survey._options import plan_options
 
 _TO_HOST = {"offload_src": "device", "offload_dst": "pinned_host"}
 _QKV = ("query_proj", "key_proj", "value_proj")
@@ -51,6 +51,5 @@ def policies(layer_input: str) -> dict[str, Callable[[], Any]]:
 
 
 def options_for(name: str, target: Any) -> dict[str, Any]:
-    """Compiler options of a policy: one that offloads gets what a plan would get."""
-    offloads = "offload" in name or "recipe" in name
-    return overlap_options(target) if offloads else {}
+    """Compiler options of a policy: those that a plan would get that does the same."""
+    return plan_options(target, "offload" in name or "recipe" in name)

@@ -146,9 +146,10 @@ def write(path: pathlib.Path) -> None:
 _HOW = """Budgets lie evenly between the smallest that stowax says is feasible and
 what the step takes as it is written, or what the chip has where that is less. *stowax*
 is `stowax.plan` for that budget; the policies are JAX's and MaxText's, each layer under
-`jax.checkpoint`, compiled once. Those that offload are compiled with the options that
-plans get (`stowax._survey._options`), all others with none. *XLA* is the step as it is
-written, compiled for a chip that has the budget and no more. Bytes are per device,
+`jax.checkpoint`, compiled once, with the options that a plan gets which does the same
+(`stowax._survey._options`: those for copies where something is offloaded, those for
+many TPUs always). *XLA* is the step as it is written, compiled for a chip that has the
+budget and no more. Bytes are per device,
 arguments + outputs − aliased + temporaries as compiled; a program fits if they are
 within the budget and its host bytes within what the host has for a device. (On TPUs
 that is more than the chip needs, by up to a fifth, for plans and policies alike: a

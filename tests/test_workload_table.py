@@ -141,13 +141,17 @@ def test_xla_is_told_of_a_chip_as_small_as_the_budget():
     assert smaller_chip(h200, 20 * GIB, 20 * GIB) is None
 
 
-def test_policies_that_offload_get_a_plans_options_and_others_none():
-    target = stowax.target("v5p-8")
+@pytest.mark.parametrize("place", ["v5p-8", "v6e-8"])
+def test_policies_get_the_options_of_a_plan_that_does_the_same(place):
+    target = stowax.target(place)
     given = {
-        name: bool(comparison_policies.options_for(name, target))
+        name: comparison_policies.options_for(name, target)
         for name in comparison_policies.policies("x")
     }
-    assert {name for name, options in given.items() if options} == {
+    common = given["nothing_saveable"]
+    assert bool(common) == (target.device_count >= 8)
+    assert all(options.items() >= common.items() for options in given.values())
+    assert {name for name, options in given.items() if options != common} == {
         "offload_dot_with_no_batch_dims",
         "qkv_proj_offloaded",
         "minimal_offloaded",

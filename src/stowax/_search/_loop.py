@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from .._planner import baselines, evaluate, smallest, solve
 from .._records._plan import Source
 from .._records._stages import Decisions, Problem, Solution
-from .._survey._options import overlap_options
+from .._survey._options import plan_options
 from .._survey._survey import Survey
 from ._attempt import Attempt
 from ._charges import charged, charges_of
@@ -333,8 +333,7 @@ class Search:
     def options_for(self, decisions: Decisions) -> dict[str, str | bool]:
         """The compiler options that decisions are compiled with by default."""
         offloads = any("offload" in chosen for chosen in decisions)
-        own = overlap_options(self.survey.target) if offloads else {}
-        return {**own, **self.user_options}
+        return {**plan_options(self.survey.target, offloads), **self.user_options}
 
     def compile(
         self,

@@ -1,7 +1,7 @@
 """Compiler options that belong to a plan, per platform, each with its evidence.
 
-A plan that copies between device and host needs a scheduler that starts copies early.
-Nothing is set for a plan that moves nothing.
+A plan that copies between device and host needs a scheduler that starts copies early. A
+plan for many TPUs needs products that gather their operands first. Else nothing is set.
 
 Tried and left out: telling the scheduler of a budget below the chip's memory, for a
 plan that offloads. On TPU `xla_tpu_scheduler_percent_shared_memory_limit` changed
@@ -29,6 +29,17 @@ _TPU_OVERLAP = {
     "xla_tpu_pipeline_memory_host_transfers": False,
 }
 
+# TPU. XLA makes loops of products whose operand is spread over chips, and passes pieces
+# on meanwhile. Each is slower than the product, its result is cleared first and copied
+# after, and where a product is kept the one of the backward pass becomes such a loop,
+# too: what was kept costs more than it saves. By the compiled schedules, seconds a step
+# with such loops and without: Llama2-7B on eight v6e 1.969 and 1.481, recomputing all
+# 1.923 and 1.691; Llama2-70B on eight v5p 15.09 and 14.57, recomputing all 16.65 and
+# 15.00. Four chips had none. Programs are smaller, too: 32.3 and 30.7 GiB, predicted
+# 30.7.
+_TPU_GATHERED = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+_MANY_CHIPS = 8
+
 # GPU. The first lets copies overlap at all. The second keeps XLA's rematerialization
 # from counting pinned host buffers as device memory (openxla/xla 34565 and others:
 # hundreds of needless recomputations). The third is off because with it offloaded scan
@@ -44,6 +55,13 @@ _GPU_OVERLAP = {
     # without the pass, by the compiled schedules. What is recomputed, the plan decides.
     "xla_disable_hlo_passes": "rematerialization",
 }
+
+
+def plan_options(target: Target, offloads: bool) -> dict[str, str | bool]:
+    """Options for a plan, by whether it offloads."""
+    overlap = overlap_options(target) if offloads else {}
+    many = target.platform == "tpu" and target.device_count >= _MANY_CHIPS
+    return {**overlap, **_TPU_GATHERED} if many else overlap
 
 
 def overlap_options(target: Target) -> dict[str, str | bool]:

@@ -125,6 +125,8 @@ def _tightened(found: Found) -> Found:
     to two layers' gradients and one layer's values less.
     """
     search = found.search
+    if found.best.decisions is None:
+        return found
     if not _can_be_tighter(found):
         search.plan()
         return dataclasses.replace(found, best=search.best())

@@ -29,14 +29,19 @@ _TPU_OVERLAP = {
     "xla_tpu_pipeline_memory_host_transfers": False,
 }
 
-# TPU. XLA makes loops of products whose operand is spread over chips, and passes pieces
-# on meanwhile. Each is slower than the product, its result is cleared first and copied
-# after, and where a product is kept the one of the backward pass becomes such a loop,
-# too: what was kept costs more than it saves. By the compiled schedules, seconds a step
-# with such loops and without: Llama2-7B on eight v6e 1.969 and 1.481, recomputing all
-# 1.923 and 1.691; Llama2-70B on eight v5p 15.09 and 14.57, recomputing all 16.65 and
-# 15.00. Four chips had none. Programs are smaller, too: 32.3 and 30.7 GiB, predicted
-# 30.7.
+# TPU, by the compiled schedules of Llama2-7B on eight v6e. XLA makes one fusion of two
+# products where the first is only read by the second: values into the attention took
+# 9.4 ms a layer, and 1.4 ms as two. Full recomputation 1.691 and 1.431 s a step, for
+# PaliGemma2-3B on v5p 1.779 and 1.695; other steps have no such fusion.
+_TPU_ALWAYS = {"xla_tpu_dot_dot_fusion": False}
+
+# XLA makes loops of products whose operand is spread over eight TPUs or more, and
+# passes pieces on meanwhile. Each is slower than the product, its result is cleared
+# first and copied after, and where a product is kept the one of the backward pass
+# becomes such a loop, too: what was kept costs more than it saves. Seconds a step with
+# such loops and without: Llama2-7B on v6e 1.969 and 1.481, recomputing all 1.923 and
+# 1.691; Llama2-70B on v5p 15.09 and 14.57, recomputing all 16.65 and 15.00. Programs
+# are smaller, too: 32.3 and 30.7 GiB, predicted 30.7. Four chips had none.
 _TPU_GATHERED = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 _MANY_CHIPS = 8
 
@@ -60,8 +65,10 @@ _GPU_OVERLAP = {
 def plan_options(target: Target, offloads: bool) -> dict[str, str | bool]:
     """Options for a plan, by whether it offloads."""
     overlap = overlap_options(target) if offloads else {}
-    many = target.platform == "tpu" and target.device_count >= _MANY_CHIPS
-    return {**overlap, **_TPU_GATHERED} if many else overlap
+    if target.platform != "tpu":
+        return overlap
+    many = target.device_count >= _MANY_CHIPS
+    return {**overlap, **_TPU_ALWAYS, **(_TPU_GATHERED if many else {})}
 
 
 def overlap_options(target: Target) -> dict[str, str | bool]:

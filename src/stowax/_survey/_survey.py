@@ -13,8 +13,7 @@ from typing import Any
 import jax
 
 from .. import _mlir
-from .._cost._cost import cost_of_jaxpr, operation_seconds, program_seconds, seconds
-from .._cost._record import OperationCost
+from .._cost._cost import cost_of_jaxpr, operation_seconds, program_seconds
 from .._layers._rewrite import Options
 from .._layers._stack import LOOP_SCOPE
 from .._planner import baselines
@@ -27,7 +26,6 @@ from .._records._stages import (
     Decisions,
     Point,
     Problem,
-    Value,
     updated_on_host,
 )
 from .._state._shards import partition_of, shard_shape
@@ -40,17 +38,8 @@ from .._target._machine import Target
 from .._update._blocks import BlockSize
 from ._apply import StackPlan, StepPlan, apply_decisions
 from ._candidates import BodyCosts, Placement, finest_shards, make_body, placed_values
-from ._travel import is_early, ways_to_store
-
-_SMALL_COPY, _IN_LINE = 0.02, 0.1
-"""A copy that takes less than the first part of a layer's forward pass is waited for,
-for the second: assumed.
-
-Schedulers give a short copy a short time, and it stands in line behind long ones. In
-Llama2-13B on a v5p a statistic of the softmax, 2.5 MiB a layer beside four values of
-160, was waited for 27 ms in each layer of 46 ms, a seventh of the step, for 0.1 GiB.
-In Gemma2-27B two of 16 MiB beside two of 576, 1.5 % of a layer each: 31 ms each way.
-"""
+from ._storing import with_storing
+from ._travel import ways_to_store
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,37 +245,6 @@ def _all_stored(step: Step, body: Body) -> float:
     )
 
 
-def _with_storing(body: Body, target: Target) -> Body:
-    """The body with the seconds that the device spends on storing each value.
-
-    A kept value is read where it was made and written to its place in the stack. One
-    that is offloaded late is moved aside twice, before its copy leaves and after its
-    copy came back; one that is offloaded early is copied from where it was made. A
-    small one is waited for, see `_IN_LINE`.
-    """
-    small = _SMALL_COPY * body.forward_seconds
-    link = target.link
-
-    def waiting(value: Value) -> float:
-        rate = min(link.device_to_host, link.host_to_device)
-        return _IN_LINE * body.forward_seconds if value.bytes / rate < small else 0.0
-
-    def passes(value: Value, count: int) -> float:
-        moved = OperationCost(bytes_read=value.bytes, bytes_written=value.bytes)
-        return count * seconds(moved, target.chip)
-
-    values = tuple(
-        dataclasses.replace(
-            value,
-            keep_seconds=passes(value, 1),
-            offload_seconds=passes(value, 2 if late else 0) + waiting(value),
-        )
-        for value in body.values
-        for late in [not is_early(body, value.index)]
-    )
-    return dataclasses.replace(body, values=values)
-
-
 def _read_in_backward(body: Body) -> tuple[int, ...]:
     """Values that take working memory in the backward pass unless they are stored."""
     return tuple(v.index for v in body.values if v.needed and not v.available)
@@ -365,4 +323,4 @@ def _body(
         points=(),
         least_bytes=least_bytes,
     )
-    return _with_storing(body, target)
+    return with_storing(body, target)

@@ -50,9 +50,9 @@ def test_products_stay_whole_under_a_plan():
 
 def test_what_the_user_tells_the_compiler_goes_first():
     by_itself = plan(train, *arguments(), target="v5e-16", pin=AGAIN)
-    (name,) = by_itself.compiler_options.keys() - QUICK.keys()
+    (name,) = (option for option in by_itself.compiler_options if "einsum" in option)
     mine = {name: "0"}
     found = plan(train, *arguments(), target="v5e-16", pin=AGAIN, compiler_options=mine)
-    assert found.compiler_options == {**QUICK, **mine}
+    assert found.compiler_options == {**by_itself.compiler_options, **mine}
     planned = target().compile(found.apply(train), *specs(found, *arguments()))
     assert loops_of_products(planned) > 0

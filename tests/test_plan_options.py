@@ -1,0 +1,109 @@
+"""Compiler options that every plan for a TPU has."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import stowax
+from planned_models import QUICK, plan, spec, specs, step_of, train, weights
+from stowax._hlo._proto import Module
+
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
+
+LAYERS, WIDTH, ROWS = 4, 1024, 8192
+AGAIN = {"dot_general*": "recompute"}
+
+
+@functools.cache
+def target():
+    return stowax.target("v5e-16")
+
+
+def arguments():
+    """Weights and rows, each spread over all chips."""
+    mesh = target().mesh((target().device_count,), ("data",))
+
+    def on(leaf, *axes):
+        return leaf.update(sharding=target().sharding(*axes, mesh=mesh))
+
+    halves = weights(LAYERS, WIDTH, dtype=jnp.bfloat16)
+    params = {name: on(leaf, None, "data") for name, leaf in halves.items()}
+    return params, on(spec(ROWS, WIDTH, dtype=jnp.bfloat16), "data")
+
+
+def loops_of_products(compiled):
+    """How often XLA's name for a product that became a loop stands in a program."""
+    (module,) = compiled.hlo_module_protos()
+    return module.count(b"windowed_dot_general")
+
+
+def test_products_stay_whole_under_a_plan():
+    usual = target().compile(jax.jit(train), *arguments(), compiler_options=QUICK)
+    assert loops_of_products(usual) > 0  # or else the option has lost its reason
+    found = plan(train, *arguments(), target="v5e-16", pin=AGAIN)
+    assert found.fits
+    assert found.host_bytes == 0
+    planned = target().compile(found.apply(train), *specs(found, *arguments()))
+    assert loops_of_products(planned) == 0
+
+
+def attention(x, w):
+    query, key, value = (jnp.einsum("bsd,dhe->bshe", x, w[n]) for n in "qkv")
+    scores = jnp.einsum("bqhe,bkhe->bhqk", query, key).astype(jnp.float32)
+    weights = jax.nn.softmax(scores, -1).astype(x.dtype)
+    mixed = jnp.einsum("bhqk,bkhe->bqhe", weights, value)
+    return x + jnp.einsum("bqhe,hed->bqd", mixed, w["out"]), None
+
+
+@stowax.stow
+def attention_loss(params, x):
+    x, _ = jax.lax.scan(attention, x, params)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def fusions_of_products(compiled):
+    """Fusions of a program that have more than one product inside."""
+    module = Module.FromString(compiled.hlo_module_protos()[0])
+    computations = {c.id: c for c in module.computations}
+
+    def products(computation):
+        inside = (i for i in computation.instructions if i.opcode == "fusion")
+        here = sum(i.opcode in ("dot", "convolution") for i in computation.instructions)
+        return here + sum(map(products_of, inside))
+
+    def products_of(fusion):
+        return sum(products(computations[i]) for i in fusion.called_computation_ids)
+
+    fusions = (
+        i for c in module.computations for i in c.instructions if i.opcode == "fusion"
+    )
+    return [i.name for i in fusions if products_of(i) > 1]
+
+
+def test_products_are_not_fused_with_products_under_a_plan():
+    one = stowax.target("v6e-1")
+    heads = spec(2, 512, 4, 128, dtype=jnp.bfloat16)
+    params = {
+        **dict.fromkeys("qkv", heads),
+        "out": spec(2, 4, 128, 512, dtype=heads.dtype),
+    }
+    args = params, spec(4, 512, 512, dtype=heads.dtype)
+    step = step_of(attention_loss)
+    again = jax.jit(step_of(jax.checkpoint(attention_loss)))
+    assert fusions_of_products(one.compile(again, *args, compiler_options=QUICK))
+    found = plan(step, *args, target="v6e-1", pin={"dot_general*": "recompute"})
+    assert found.host_bytes == 0
+    planned = one.compile(found.apply(step), *specs(found, *args))
+    assert not fusions_of_products(planned)
+
+
+def test_what_the_user_tells_the_compiler_goes_first():
+    by_itself = plan(train, *arguments(), target="v5e-16", pin=AGAIN)
+    (name,) = (option for option in by_itself.compiler_options if "einsum" in option)
+    mine = {name: "0"}
+    found = plan(train, *arguments(), target="v5e-16", pin=AGAIN, compiler_options=mine)
+    assert found.compiler_options == {**by_itself.compiler_options, **mine}
+    planned = target().compile(found.apply(train), *specs(found, *arguments()))
+    assert loops_of_products(planned) > 0

@@ -1,7 +1,8 @@
 """Compiler options that belong to a plan, per platform, each with its evidence.
 
-A plan that copies between device and host needs a scheduler that starts copies early. A
-plan for many TPUs needs products that gather their operands first. Else nothing is set.
+A plan that copies between device and host needs a scheduler that starts copies early,
+and a plan for TPUs products that stay what they are. Else nothing is set, and nothing
+for a step that stays as it is.
 
 Tried and left out: telling the scheduler of a budget below the chip's memory, for a
 plan that offloads. On TPU `xla_tpu_scheduler_percent_shared_memory_limit` changed

@@ -24,8 +24,9 @@ class _Passes(NamedTuple):
 # A TPU's schedule moves slices and layouts at half of the speed of sums and less: 0.9
 # to 1.5 TB/s of 2.3 on a v5p, 0.3 to 0.8 of 1.4 on a v6e; what is offloaded early is
 # written to a place of its own first. Seconds a step of first plans priced as above and
-# as here, by the compiled schedules: Llama2-7B on eight v6e 1.481 and 1.255,
-# PaliGemma2-3B on v5p 1.423 and 1.339, Llama2-13B 5.849 both times.
+# as here, by the compiled schedules: Llama2-7B on eight v6e 1.481 and 1.255, Llama2-13B
+# on v5p 5.849 both times; PaliGemma2-3B 1.423 and 1.339, the second with products that
+# are not fused, too.
 _PASSES = {"tpu": _Passes(keep=2, early=2, late=4)}
 
 _SMALL_COPY, _IN_LINE = 0.02, 0.1

@@ -148,9 +148,11 @@ what the step takes as it is written, or what the chip has where that is less. *
 is `stowax.plan` for that budget; the policies are JAX's and MaxText's, each layer under
 `jax.checkpoint`, compiled once, with the options that a plan gets which does the same
 (`stowax._survey._options`: those for copies where something is offloaded, those for
-TPUs always; programs on a v5p-8 from before 22 November that have no fusion of two
-products are the same without). *XLA* is the step as it is written, compiled for a chip
-that has the budget and no more. Bytes are per device,
+TPUs always). Some programs were compiled without the latter: on a v5p-8 those of Llama
+and Gemma are the same without; most of PaliGemma2's have one fusion of two products
+outside of the layers, worth 1 to 2 %; on a v5p-16 the two that offload every product.
+*XLA* is the step as it is written, compiled for a chip that has the budget and no more.
+Bytes are per device,
 arguments + outputs − aliased + temporaries as compiled; a program fits if they are
 within the budget and its host bytes within what the host has for a device. (On TPUs
 that is more than the chip needs, by up to a fifth, for plans and policies alike: a

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from .._planner import evaluate, smallest
 from .._records._plan import Source
-from .._records._stages import Solution
+from .._records._stages import Decisions, Solution
 from .._survey._apply import StepPlan
 from .._survey._options import smaller_chip
 from .._survey._survey import Survey, predict
@@ -124,10 +124,10 @@ def _tightened(found: Found) -> Found:
     layer is written in it, and fetched when it is read. It can be slower, and needs up
     to two layers' gradients and one layer's values less.
     """
-    search = found.search
-    if found.best.decisions is None:
+    search, decisions = found.search, found.best.decisions
+    if decisions is None:
         return found
-    if not _can_be_tighter(found):
+    if not _can_be_tighter(search, decisions):
         search.plan()
         return dataclasses.replace(found, best=search.best())
     survey = dataclasses.replace(search.survey, tight=True)
@@ -141,11 +141,9 @@ def _tightened(found: Found) -> Found:
     return Found(search=tight, best=tight.best(), rolled=tight, others=others)
 
 
-def _can_be_tighter(found: Found) -> bool:
-    """Whether a compile is left, and the plan has copies that could wait."""
-    search, decisions = found.search, found.best.decisions
-    spent = len(search.log) >= MOST_COMPILES
-    if decisions is None or spent or search.survey.tight:
+def _can_be_tighter(search: Search, decisions: Decisions) -> bool:
+    """Whether a compile is left, and a plan has copies that could wait."""
+    if len(search.log) >= MOST_COMPILES or search.survey.tight:
         return False
     survey = dataclasses.replace(search.survey, tight=True)
     plan = search.survey.step_plan(decisions)

@@ -290,6 +290,7 @@ def test_a_step_that_fits_as_it_is_stays_if_no_plan_is_faster(seconds, stays):
     assert best.measured.step_seconds <= seconds
 
 
+@pytest.mark.once
 def test_more_programs_find_a_faster_step_where_nothing_has_to_move():
     # Kept are 5 arrays a layer of 4 × its input, of which one has to be: the product.
     wide = arguments(width=1024, rows=32768)

@@ -113,6 +113,7 @@ def searching(budget, body):
     )
     search = Search(
         survey=survey,
+        free=survey,
         budget=budget,
         host_budget=10**12,
         user_options={},

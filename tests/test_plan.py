@@ -69,7 +69,7 @@ def test_a_plan_that_fits_fits_when_compiled_apart(target):
     assert found.budget_bytes == budget
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", TARGETS[1:])
 def test_what_does_not_fit_names_the_smallest_budget_and_it_works(target):
     # Less than the arguments alone: no compiler can.
     short = planned(target, bytes_of(arguments()) // 2)
@@ -164,6 +164,7 @@ def test_host_budget_holds():
     assert found.host_budget_bytes == 2 * INPUT
 
 
+@pytest.mark.once
 def test_state_is_donated_where_the_memory_is_needed():
     assert planned("h200").donate_argnums == ()
     assert planned("h200", keeping_inputs()).donate_argnums == (0,)
@@ -222,6 +223,7 @@ def test_bytes_are_per_device_of_a_sharded_step():
         assert placed.sharding.memory_kind in (None, "device")
 
 
+@pytest.mark.once
 def test_two_different_stacks():
     @stowax.stow
     def loss(params, x):
@@ -249,6 +251,7 @@ def test_two_different_stacks():
     assert {d.stack for d in of_layers(found)} == {s.name for s in found.stacks}
 
 
+@pytest.mark.once
 def test_the_users_own_checkpoint_is_kept_or_decided_anew():
     @stowax.stow
     def loss(params, x):
@@ -277,6 +280,7 @@ def test_compiler_options_of_the_user_reach_the_program():
         plan(train, *arguments(), compiler_options={"no_such_option": "1"})
 
 
+@pytest.mark.once
 def test_progress_goes_to_standard_error_or_to_the_user(capsys, monkeypatch):
     monkeypatch.setattr("stowax._plan._asked.QUIET_SECONDS", 0.0)
     stowax.plan(train, *arguments(), target="h200")

@@ -40,7 +40,7 @@ def test_what_is_saved_comes_back(moved, unneeded, tmp_path):
 def test_the_schema_is_stable(moved):
     # What stands here, others read: a change of it is a change of FORMAT_VERSION.
     data = moved.to_json()
-    assert data["format"] == 5
+    assert data["format"] == 6
     assert set(data) == {
         *("format", "step", "target", "device_kind", "compile_only", "versions"),
         *("budget_bytes", "host_budget_bytes", "fits", "outcome", "device_bytes"),
@@ -50,6 +50,7 @@ def test_the_schema_is_stable(moved):
         *("decisions", "stacks", "forbid"),
         *("baselines", "trials", "arguments", "donate_argnums", "compiler_options"),
         *("keep_checkpoint", "roll", "row_major", "lean", "late"),
+        "gradients_on_host",
         *("least_bytes", "pins"),
         *("unpriced", "notes"),
         *("planning_seconds", "solving_seconds", "in_the_way"),
@@ -135,12 +136,12 @@ def test_a_file_of_bytes(tmp_path):
 
 def test_a_plan_of_another_format(moved, tmp_path):
     path = tmp_path / "plan.json"
-    path.write_text(damaged(moved, lambda d: d.update(format=6)))
+    path.write_text(damaged(moved, lambda d: d.update(format=7)))
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path)
     version = moved.versions["stowax"]
     assert str(caught.value) == (
-        f"path: {str(path)!r} has plan format 6; this stowax reads format 5. Install "
+        f"path: {str(path)!r} has plan format 7; this stowax reads format 6. Install "
         f"the stowax that wrote it ({version}) or plan again."
     )
 

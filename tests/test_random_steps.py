@@ -23,7 +23,7 @@ from stowax._mark import handling, stow
 ROWS, WIDTH = 2, 3
 SHAPE = (ROWS, WIDTH)
 # Where examples are the same in every run, more of them find nothing new.
-STEPS, COMPILED = 100 if os.environ.get("CI") else 300, 12
+STEPS, COMPILED = 60 if os.environ.get("CI") else 300, 12
 
 # What reads one array; `p` are the layer's own arrays, `c` those of all layers.
 UNARY = {

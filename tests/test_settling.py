@@ -60,6 +60,7 @@ def searching(budget, **pin):
     bodies = Preferences(pin=pin).narrow(survey.bodies)
     return Search(
         survey=dataclasses.replace(survey, bodies=bodies),
+        free=survey,
         budget=budget,
         host_budget=2**40,
         user_options={},

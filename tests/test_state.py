@@ -89,6 +89,7 @@ def test_the_state_costs_no_device_memory_but_blocks(offloaded):
     assert offloaded.host_bytes >= STATE
 
 
+@pytest.mark.once
 def test_it_goes_when_the_budget_asks_for_it():
     step, args = step_with(ADAM), arguments(ADAM)
     least = plan(step, *args, forbid=("offload",), budget="1MiB").smallest_budget

@@ -184,6 +184,7 @@ class Plan(PlanRecord):
             lean=self.lean,
             on_host=tuple(i for i, argument in mine.items() if argument.on_host),
             late=self.late,
+            returned=self.gradients_on_host,
             size=BlockSize.least(self.least_bytes),
         )
 

@@ -16,7 +16,13 @@ from .._layers._rewrite import Options
 from .._planner import solve
 from .._records._plan import ArgumentRecord, Baseline, PinPrice
 from .._records._stages import least_bytes
-from .._search._as_written import AsWritten, asks_for_more, narrowed, without_donation
+from .._search._as_written import (
+    AsWritten,
+    Returned,
+    asks_for_more,
+    narrowed,
+    without_donation,
+)
 from .._search._attempt import Attempt
 from .._search._certificate import certify
 from .._search._describe import (
@@ -130,6 +136,7 @@ def plan(
     preferences.check_matched()
     search = Search(
         survey=survey,
+        free=free,
         budget=device_limit,
         host_budget=host_limit,
         user_options=dict(compiler_options or {}),
@@ -137,13 +144,13 @@ def plan(
         as_written=not asks_for_more(free, survey, lambda value: True),
         say=say,
     )
-    written = AsWritten(rolled=search, free=free, pin=pin or {}, forbid=forbid)
-    found = improve(_run(search, written), compiles)
+    wishes = {"pin": pin or {}, "forbid": forbid}
+    written = AsWritten(rolled=search, **wishes)
+    returned = Returned(rolled=search, **wishes)
+    found = improve(_run(search, written, returned), compiles)
     best, survey = found.best, found.search.survey
     check_offloads(best.measured)
-    if found.search is not found.rolled:
-        free = written.free
-    prices = _pin_prices(free, preferences, found.search)
+    prices = _pin_prices(found.search.free, preferences, found.search)
     return Plan(
         **_identity(survey, best),
         **_figures(found),
@@ -156,7 +163,7 @@ def plan(
     )
 
 
-def _run(search: Search, written: "AsWritten") -> Found:
+def _run(search: Search, written: AsWritten, returned: Returned) -> Found:
     """What the search found; without offloads where JAX refuses them.
 
     Under `jax.vmap` of a gradient, or in a derivative of one, JAX has operations that
@@ -164,14 +171,15 @@ def _run(search: Search, written: "AsWritten") -> Found:
     """
     try:
         search.try_host_memory()
-        return find_plan(search, written)
+        return find_plan(search, written, returned)
     except ValueError as error:
         if isinstance(error, StowaxError) or "memory_space" not in str(error):
             raise
     search.say("JAX refuses host memory inside this step: planning without offloads")
     staying = narrowed(search.survey, Preferences(pin={}, forbid=("offload",)))
     staying = dataclasses.replace(staying, without_offloads=True)
-    return find_plan(dataclasses.replace(search, survey=staying), written)
+    search = dataclasses.replace(search, survey=staying)
+    return find_plan(search, written, lambda: None)
 
 
 def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -202,6 +210,7 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
         "roll": options.roll,
         "row_major": options.row_major,
         "late": not survey.tight,
+        "gradients_on_host": survey.gradients_on_host,
         "least_bytes": survey.least_bytes,
         "lean": bool(plan and plan.hosted and plan.hosted.lean),
         "arguments": tuple(

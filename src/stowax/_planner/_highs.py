@@ -11,6 +11,7 @@ import numpy as np
 
 from .._records._stages import Decision, Problem
 from ._model import Model
+from ._stdout import silent_stdout
 
 _INFEASIBLE = 2  # scipy.optimize.milp's `status`
 
@@ -41,17 +42,18 @@ def minimise(model: Model, *, seconds: float, relative_gap: float) -> Answer:
     # Bounds and limits are arrays; scipy's annotations know numbers only.
     bounds: Any = scipy.optimize.Bounds
     rows: Any = scipy.optimize.LinearConstraint
-    result = scipy.optimize.milp(
-        model.cost,
-        integrality=model.integral,
-        bounds=bounds(np.zeros(len(model.upper)), model.upper),
-        constraints=rows(model.matrix, none, model.limit),
-        options={
-            "time_limit": max(seconds, 0.01),
-            "node_limit": _MOST_NODES,
-            "mip_rel_gap": relative_gap,
-        },
-    )
+    with silent_stdout():
+        result = scipy.optimize.milp(
+            model.cost,
+            integrality=model.integral,
+            bounds=bounds(np.zeros(len(model.upper)), model.upper),
+            constraints=rows(model.matrix, none, model.limit),
+            options={
+                "time_limit": max(seconds, 0.01),
+                "node_limit": _MOST_NODES,
+                "mip_rel_gap": relative_gap,
+            },
+        )
     bound = result.mip_dual_bound
     return Answer(
         x=result.x,

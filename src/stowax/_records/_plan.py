@@ -17,7 +17,7 @@ from .._errors import ArgumentError, PlanMismatchError
 from .._files import write_whole
 from ._stages import Decision, Outcome, Role
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -140,8 +140,9 @@ class PlanRecord:
     was compiled or, by `smallest_budget_is`, only predicted. `keep_checkpoint`,
     `roll` and `row_major` are how the step is read and run (`_rewrite.Options`), `lean`
     and `late` are how parameters in host memory are fetched and their gradients written
-    (`_passes.HostPlan`), `least_bytes`
-    what is worth a copy of its own (`_stages.least_bytes`).
+    (`_passes.HostPlan`), `gradients_on_host` says that those which the step returns of
+    such parameters come in host memory, `least_bytes` is what is worth a copy of its
+    own (`_stages.least_bytes`).
     """
 
     step: str
@@ -177,6 +178,7 @@ class PlanRecord:
     row_major: bool
     lean: bool
     late: bool
+    gradients_on_host: bool
     least_bytes: int
     pins: tuple[PinPrice, ...]
     forbid: tuple[str, ...]

@@ -1,15 +1,21 @@
-"""The step with its layers as they are written: a search beside the rolled layers'.
+"""Searches beside the first one: the same wishes, another form of the step.
 
-What a user asks for decides whether that is a plan at all (`asks_for_more`).
+`AsWritten` has the layers of a Python loop as they are written; what a user asks for
+decides whether that is a plan at all (`asks_for_more`). `Returned` returns gradients in
+host memory, where their parameters are.
 """
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
+import jax
+
 from .._records._stages import Value
+from .._state._state import search_state
 from .._step._trace import trace_step
 from .._survey._preferences import Preferences
 from .._survey._survey import Survey, take_survey
+from .._update._record import Streamed
 from ._lessons import Lessons
 from ._loop import Search
 
@@ -18,41 +24,86 @@ _NOT_DONATED = "it is updated in its place in host memory, which donate=False fo
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class AsWritten:
-    """Makes the search for the step with its layers as they are written.
-
-    `free` is the survey before pins and prohibitions.
-    """
+    """Makes the search for the step with its layers as they are written."""
 
     rolled: Search
-    free: Survey
     pin: Mapping[str, str]
     forbid: Collection[str]
 
     def __call__(self) -> Search | None:
         """The search, `None` if the user wants something done to the rolled layers."""
         rolled = self.rolled.survey
-        if asks_for_more(self.free, rolled, lambda v: v.role != "optimizer state"):
+        if asks_for_more(
+            self.rolled.free, rolled, lambda v: v.role != "optimizer state"
+        ):
             return None
         options = dataclasses.replace(rolled.options, roll=False)
         step, specs = rolled.function, rolled.specs
         traced = trace_step(step, specs, options)
-        self.free = take_survey(
+        free = take_survey(
             step, specs, traced, rolled.target, options, rolled.least_bytes
         )
-        if self.rolled.donate is False:
-            self.free = without_donation(self.free)
-        # Patterns that meet nothing here have met something in the rolled layers.
-        preferences = Preferences(pin=self.pin, forbid=self.forbid)
-        return dataclasses.replace(
-            self.rolled,
-            survey=narrowed(self.free, preferences),
-            attempts=[],
-            charges={},
-            lessons=Lessons(),
-            proposed={},
-            least=set(),
-            plain={},
+        return _beside(self.rolled, free, self.pin, self.forbid)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Returned:
+    """Makes the search for the step that returns gradients in host memory.
+
+    Those of parameters that it only reads and that the host holds. By themselves they
+    come on the device: what computes with them next would refuse host memory. So this
+    is for steps that do not fit otherwise.
+    """
+
+    rolled: Search
+    pin: Mapping[str, str]
+    forbid: Collection[str]
+
+    def __call__(self) -> Search | None:
+        """The search, `None` if the step returns no such gradients."""
+        rolled = self.rolled.survey
+        if rolled.state is None or not rolled.state.read_only:
+            return None
+        step, specs, least = rolled.step, rolled.specs, rolled.least_bytes
+        found = search_state(step, jax.tree.leaves(specs), least, returned=True)
+        if found.feeds.gradients.keys().isdisjoint(_outputs(found)):
+            return None
+        target, options = rolled.target, rolled.options
+        free = take_survey(
+            rolled.function,
+            specs,
+            step,
+            target,
+            options,
+            least,
+            gradients_on_host=True,
         )
+        return _beside(self.rolled, free, self.pin, self.forbid)
+
+
+def _outputs(found: Streamed) -> set[int]:
+    return {number for number in found.program.outputs if isinstance(number, int)}
+
+
+def _beside(
+    rolled: Search, free: Survey, pin: Mapping[str, str], forbid: Collection[str]
+) -> Search:
+    """A search for another form of the step, with the same wishes and the same log."""
+    if rolled.donate is False:
+        free = without_donation(free)
+    # Patterns that meet nothing here have met something in the rolled layers.
+    preferences = Preferences(pin=pin, forbid=forbid)
+    return dataclasses.replace(
+        rolled,
+        survey=narrowed(free, preferences),
+        free=free,
+        attempts=[],
+        charges={},
+        lessons=Lessons(),
+        proposed={},
+        least=set(),
+        plain={},
+    )
 
 
 def narrowed(survey: Survey, preferences: Preferences) -> Survey:

@@ -267,8 +267,16 @@ def notes(
             "repeated layers: write them as jax.lax.scan, or as a Python loop over "
             "equal blocks, and mark the function that runs them",
         )
+    hosted = survey.state.hosted(decisions[0]) if decisions and survey.state else ()
+    if hosted and survey.gradients_on_host:
+        found.insert(
+            0,
+            "gradients that the step returns of parameters in host memory come in host "
+            "memory, too: on the device they would not fit. What computes with them "
+            "next has to fetch them (jax.device_put)",
+        )
     small = [staying for staying in survey.staying if staying.small]
-    if small and decisions and survey.state and survey.state.hosted(decisions[0]):
+    if small and hosted:
         count = sum(staying.count for staying in small)
         size = format_bytes(sum(staying.value.bytes for staying in small))
         least = format_bytes(BlockSize.least(survey.least_bytes).leaf_bytes)

@@ -9,9 +9,11 @@
 - *As it is, for a smaller chip*: the compiler is told of the budget, and computes
   values again by itself. It cannot inside of a loop; in straight-line code it finds a
   few.
+- *Gradients in host memory*: rolled, and what the step returns of gradients comes where
+  their parameters are (`_as_written.Returned`). Only where nothing else fits.
 
-A step whose layers are scans has only the first two. `find_plan` lets the planner's
-model say which form comes first, and believes what was compiled.
+A step whose layers are scans has neither the third nor the fourth. `find_plan` lets the
+planner's model say which form comes first, and believes what was compiled.
 """
 
 import dataclasses
@@ -60,16 +62,44 @@ class Found:
         return min(s.smallest_budget() for s in (self.search, *self.others))
 
 
-def find_plan(rolled: Search, as_written: Callable[[], Search | None]) -> Found:
+def find_plan(
+    rolled: Search,
+    as_written: Callable[[], Search | None],
+    returned: Callable[[], Search | None],
+) -> Found:
     """The best attempt in any form.
 
     **Arguments:** `as_written` makes a search that shares `rolled.log`, for the step
     with its layers as they are written; `None` if that is not what the user wants.
+    `returned` makes one for gradients returned in host memory; `None` if there are
+    none.
     """
-    found = _find(rolled, as_written)
-    if not found.search.fits(found.best):
-        found = _tightened(found)
-    return _left_to_the_compiler(found, rolled)
+    elsewhere = returned()
+    if elsewhere is not None and not _may_fit_at_all(rolled):
+        found = _tightened(_loop(elsewhere))
+        return dataclasses.replace(found, others=(rolled, *found.others))
+    found = _left_to_the_compiler(_tightened(_find(rolled, as_written)), rolled)
+    if elsewhere is None:
+        return found
+    if found.search.fits(found.best) or len(rolled.log) >= MOST_COMPILES:
+        return dataclasses.replace(found, others=(elsewhere, *found.others))
+    elsewhere.plan()
+    last = Found(search=elsewhere, best=elsewhere.best(), rolled=elsewhere)
+    first, second = (last, found) if elsewhere.fits(last.best) else (found, last)
+    return dataclasses.replace(first, others=(second.search, *found.others))
+
+
+def _loop(search: Search) -> Found:
+    """What comes of the layers as a loop."""
+    search.plan(least_last=False)
+    return Found(search=search, best=search.best(), rolled=search)
+
+
+def _may_fit_at_all(rolled: Search) -> bool:
+    """Whether the step as it is, or what needs least of it, is predicted to fit."""
+    least = rolled.forecast.predicted(rolled.needing_least().decisions)
+    plain = _plain_bytes(rolled, donate=rolled.may_donate)
+    return min(least, plain / _doubt(rolled)) <= rolled.budget
 
 
 def _find(rolled: Search, as_written: Callable[[], Search | None]) -> Found:
@@ -82,8 +112,7 @@ def _find(rolled: Search, as_written: Callable[[], Search | None]) -> Found:
         return Found(search=rolled, best=plain, rolled=rolled)
     written = as_written() if _could_fit_unrolled(rolled) else None
     if written is None or not _may_fit(written, rolled):
-        rolled.plan(least_last=False)
-        return Found(search=rolled, best=rolled.best(), rolled=rolled)
+        return _loop(rolled)
     return _better_of(written, rolled)
 
 
@@ -125,7 +154,7 @@ def _tightened(found: Found) -> Found:
     to two layers' gradients and one layer's values less.
     """
     search, decisions = found.search, found.best.decisions
-    if decisions is None:
+    if decisions is None or search.fits(found.best):
         return found
     if not _can_be_tighter(search, decisions):
         search.plan()

@@ -66,7 +66,8 @@ Say = Callable[[str], None]
 class Search:
     """The state of the loop for one budget; `best` gives the attempt to believe.
 
-    `as_written` says that the step may stay as it is, if it fits. `least` has the
+    `free` is the survey before what the user wants decided. `as_written` says that the
+    step may stay as it is, if it fits. `least` has the
     decisions that were made for want of any others that fit. `log` has all that
     was compiled for the plan, other searches' attempts too, `other_bound` the seconds
     below which none of theirs can be, `plain` the predicted bytes of the step as it is,
@@ -76,6 +77,7 @@ class Search:
     """
 
     survey: Survey
+    free: Survey
     budget: int
     host_budget: int
     user_options: Mapping[str, str | bool]
@@ -159,14 +161,15 @@ class Search:
             for a in self.attempts
             if a.measured.host_bytes <= self.host_budget
         ]
-        known = min(compiled, default=self.survey.reserved_bytes)
+        if not self.survey.bodies and not compiled:
+            return self.survey.reserved_bytes, "predicted"
         if not self.survey.bodies:
-            return known, "compiled" if compiled else "predicted"
+            return min(compiled), "compiled"
         expected = self.forecast.known(self.needing_least().decisions, 0.0)
         predicted = int(expected * (1 + SLACK))
-        if compiled and known <= predicted:
-            return known, "compiled"
-        return min(known, predicted), "predicted"
+        if compiled and min(compiled) <= predicted:
+            return min(compiled), "compiled"
+        return predicted, "predicted"
 
     def problem(
         self, budget: int | None = None, survey: Survey | None = None
@@ -295,7 +298,9 @@ class Search:
 
     def _propose(self, solution: Solution) -> int:
         """Bytes of the program that a solution makes; what they teach is learned."""
-        self.proposed.setdefault(solution.decisions, solution)
+        before = self.proposed.get(solution.decisions)
+        if before is None or before.outcome == "infeasible":  # bounds nothing
+            self.proposed[solution.decisions] = solution
         known = self.forecast.known(solution.decisions, self._caution)
         plain = self.survey.problem(self.budget, self.host_budget)
         off_by = {

@@ -94,7 +94,7 @@ def _state_reason(
     if decision == "keep":
         return f"its copies would take {seconds}"
     if survey.state is not None and value.index in survey.state.read_only:
-        return f"layers fetch it, nothing changes it; its copies take {seconds} a pass"
+        return _read_only_reason(survey, value)
     for part in parts:
         if value.index in part.values:
             return (
@@ -105,3 +105,16 @@ def _state_reason(
     if why:
         return f"copies take {seconds}; as a whole on the device at its turn: {why}"
     return f"streams through the update in blocks; its copies take {seconds} each way"
+
+
+def _read_only_reason(survey: Survey, value: Value) -> str:
+    counts = {body.name: body.count for body in survey.bodies}
+    gone = sum(p.backward_out * counts.get(p.body, 0) for p in value.passages)
+    seconds = (value.bytes - gone) / survey.target.link.host_to_device
+    reason = (
+        "layers fetch it, nothing changes it; its copies take "
+        f"{format_seconds(seconds)} a pass"
+    )
+    if gone:
+        reason += "; its gradient, which the step returns, comes in host memory"
+    return reason

@@ -100,12 +100,17 @@ class State:
 
 
 def search_state(
-    step: Step, specs: Sequence[Any], least_bytes: int = OFFLOAD_LEAST_BYTES
+    step: Step,
+    specs: Sequence[Any],
+    least_bytes: int = OFFLOAD_LEAST_BYTES,
+    *,
+    returned: bool = False,
 ) -> Streamed:
     """What `step` does to every array of its state that could be worth moving.
 
     **Arguments:** `specs` are the step's arguments, flat, with their shardings;
-    `least_bytes` are worth a copy of their own (`_stages.least_bytes`).
+    `least_bytes` are worth a copy of their own (`_stages.least_bytes`); `returned` says
+    whether gradients may be returned in host memory.
     """
     size = BlockSize.least(least_bytes)
     candidates = [
@@ -115,7 +120,7 @@ def search_state(
         and getattr(specs[i], "sharding", None) is not None
         and device_bytes(specs[i]) >= least_bytes
     ]
-    return _found(step, specs, candidates, size)
+    return _found(step, specs, candidates, size, returned=returned)
 
 
 def find_state(
@@ -124,11 +129,13 @@ def find_state(
     target: Target,
     found: Streamed,
     least_bytes: int = OFFLOAD_LEAST_BYTES,
+    *,
+    returned: bool = False,
 ) -> State | None:
     """The state of `step`, or `None` if there is none worth a decision.
 
-    **Arguments:** `specs` and `least_bytes` as for `search_state`, `found` is what that
-    gave.
+    **Arguments:** `specs`, `least_bytes` and `returned` as for `search_state`, `found`
+    is what that gave.
     """
     size = BlockSize.least(least_bytes)
     candidates = [leaf.input for leaf in found.leaves]
@@ -141,7 +148,7 @@ def find_state(
     orders = {i: o for i, o in orders.items() if not fed.isdisjoint(o.parameters)}
     if fed != weights or orders:
         candidates = [i for i in candidates if i not in weights - fed]
-        found = _found(step, specs, candidates, size, orders)
+        found = _found(step, specs, candidates, size, orders, returned=returned)
         groups = _alike(step, found, candidates)
     if not candidates:
         return None
@@ -214,6 +221,8 @@ def _found(
     candidates: Sequence[int],
     size: BlockSize,
     orders: Mapping[int, Lying] | None = None,
+    *,
+    returned: bool,
 ) -> Streamed:
     return stream_update(
         step.jaxpr,
@@ -222,6 +231,7 @@ def _found(
         orders={i: way.order for i, way in (orders or {}).items()},
         boundary=step.boundary,
         size=size,
+        returned=returned,
     )
 
 

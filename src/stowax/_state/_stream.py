@@ -31,7 +31,8 @@ class Hosted:
     those that are only read, `shards` has the shape of one device's part of each,
     `partitions` how those that are spread over a mesh are spread, `orders` how those
     lie that do not lie as they are typed (`_axis_order`), `size` how all are cut.
-    `in_turn`, `lean`, `late` and `on_host` are what `run_streamed` takes.
+    `in_turn`, `lean`, `late` and `on_host` are what `run_streamed` takes, `returned` is
+    what `stream_update` does: gradients may come out in host memory.
     """
 
     updates: Mapping[int, int | None]
@@ -43,6 +44,7 @@ class Hosted:
     lean: bool = False
     on_host: tuple[int, ...] = ()
     late: bool = True
+    returned: bool = False
 
 
 def stream_state(
@@ -87,6 +89,7 @@ def stream_state(
             orders=hosted.orders,
             size=hosted.size,
             boundary=boundary,
+            returned=hosted.returned,
         )
         out = run_streamed(
             dataclasses.replace(streamed, partitions=hosted.partitions),

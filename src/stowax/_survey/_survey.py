@@ -52,7 +52,8 @@ class Survey:
     everything, `update_reserved_bytes` what the step needs after them.
     `without_offloads` says that JAX refused host memory in this step. Arrays under
     `least_bytes` stay on the device. With `tight`, gradients are written to host memory
-    at once, even where that makes the next weights wait.
+    at once, even where that makes the next weights wait; with `gradients_on_host` those
+    that the step returns of parameters in host memory come out there.
     """
 
     function: Callable[..., Any]
@@ -70,6 +71,7 @@ class Survey:
     staying: tuple[Staying, ...] = ()
     least_bytes: int = OFFLOAD_LEAST_BYTES
     tight: bool = False
+    gradients_on_host: bool = False
 
     def problem(
         self, device_bytes: int, host_bytes: int, correction: int = 0
@@ -131,6 +133,7 @@ class Survey:
             lean=self._lean(chosen),
             on_host=self.state.leaves_of(updated_on_host(body, chosen)),
             late=not self.tight,
+            returned=self.gradients_on_host,
             size=BlockSize.least(self.least_bytes),
         )
 
@@ -172,10 +175,12 @@ def take_survey(
     target: Target,
     options: Options,
     least_bytes: int = OFFLOAD_LEAST_BYTES,
+    *,
+    gradients_on_host: bool = False,
 ) -> Survey:
     """Finds bytes and seconds of everything that a plan for `step` decides on.
 
-    Arrays under `least_bytes` stay on the device.
+    Arrays under `least_bytes` stay on the device. `gradients_on_host`: see `Survey`.
     """
     blank = Survey(
         function=function,
@@ -189,6 +194,7 @@ def take_survey(
         update_reserved_bytes=0,
         unpriced=(),
         least_bytes=least_bytes,
+        gradients_on_host=gradients_on_host,
     )
     placements = _placements(blank)
     layers = tuple(
@@ -196,8 +202,9 @@ def take_survey(
         for name, traced in step.stacks.items()
     )
     leaves = jax.tree.leaves(specs)
-    searched = search_state(step, leaves, least_bytes)
-    state = find_state(step, leaves, target, searched, least_bytes)
+    returned = gradients_on_host
+    searched = search_state(step, leaves, least_bytes, returned=returned)
+    state = find_state(step, leaves, target, searched, least_bytes, returned=returned)
     bodies = (state.body, *layers) if state else layers
     total = program_seconds(step.jaxpr, target.chip, shards=finest_shards(placements))
     inside = sum(

@@ -66,6 +66,30 @@ class Feeds:
         kept = {n: v for n, v in self.gradients.items() if v.leaf not in leaves}
         return dataclasses.replace(self, gradients=kept)
 
+    def place(self, number: int) -> int:
+        """The value that stands for `number`: of a gradient, what the loop made."""
+        value = self.gradients.get(number)
+        return value.made if value else number
+
+    def returned(self, program: Program, apart: Collection[int]) -> dict[int, int]:
+        """Gradients that the step returns as a loop has left them, in host memory.
+
+        A gradient has the memory of what it is the gradient of, as JAX's own
+        derivatives have by their types: a step that only reads parameters in host
+        memory, and returns gradients, returns them there. It does so where they are
+        stacked as those are: an unrolled model's are parts of one buffer.
+
+        **Arguments:** `apart` are leaves whose gradients do not lie so.
+
+        **Returns:** what the loop made, by the number of the value returned.
+        """
+        outputs = {o for o in program.outputs if isinstance(o, int)}
+        return {
+            number: value.made
+            for number, value in self.gradients.items()
+            if number in outputs and value.index is None and value.leaf not in apart
+        }
+
     def host_outputs(self, program: Program, position: int) -> tuple[int, ...]:
         """Which outputs of the loop at `position` go to host memory."""
         made = {value.made for value in self.gradients.values()}

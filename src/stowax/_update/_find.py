@@ -45,6 +45,7 @@ def stream_update(
     orders: Mapping[int, Order] | None = None,
     size: BlockSize | None = None,
     boundary: Mapping[str, Emission] | None = None,
+    returned: bool = False,
 ) -> Streamed:
     """Finds how `jaxpr` can run with some of its inputs in host memory.
 
@@ -55,14 +56,15 @@ def stream_update(
     those lie that do not lie as they are typed: alike, if they share a loop. `boundary`
     has the loops of stacks that stand in `jaxpr`: what they read of the host inputs
     they fetch layer by layer, and leave its gradients in host memory where all that
-    reads those works on blocks.
+    reads those works on blocks; and where nothing does but the step returns them, if
+    they may be `returned` so.
     """
     boundary, orders = boundary or {}, orders or {}
     program = inline_update(jaxpr, host_inputs, boundary)
     on_device: set[int] = set()
     while True:
         finder = _Finder(program, per_device or {}, orders, size, boundary, on_device)
-        found = finder.find(host_inputs)
+        found = finder.find(host_inputs, returned)
         whole = finder.needed_whole(found)
         if not whole:
             return found
@@ -94,10 +96,11 @@ class _Finder:
         self.leaves: dict[int, Cut] = {}
         self.host_inputs: dict[int, int] = {}
         self.on_device: dict[int, int] = {}  # value -> first output on the device
+        self.left: Mapping[int, int] = {}  # returned from where loops leave it
         self.member: dict[int, int] = {}
         self.level: list[int] = []
 
-    def find(self, host_inputs: Mapping[int, int | None]) -> Streamed:
+    def find(self, host_inputs: Mapping[int, int | None], returned: bool) -> Streamed:
         """The search, step by step."""
         cuts = {i: self._cut([i]) for i in host_inputs}
         self.leaves = {i: cut for i, cut in cuts.items() if isinstance(cut, Cut)}
@@ -108,10 +111,14 @@ class _Finder:
         self.host_inputs = {
             i: o for i, o in host_inputs.items() if i in self.leaves and o is not None
         }
+        if returned:
+            apart = {*self.host_inputs, *self.orders}
+            self.left = self.feeds.returned(self.program, apart)
         hosted = set(self.host_inputs.values())
         for position, number in enumerate(self.program.outputs):
             if isinstance(number, int) and position not in hosted:
                 self.on_device.setdefault(number, position)
+        self.on_device = {n: k for n, k in self.on_device.items() if n not in self.left}
         self._find_members()
         elementwise = self._paired(self._groups())
         groups = [*elementwise, *self._whole(elementwise)]
@@ -136,19 +143,16 @@ class _Finder:
             for group in found.groups
             if any(given not in returned for given, _ in group.gives)
             for number in group.reads
-        }
+        } | (returned - self.left.keys())
         return {
             value.leaf
             for number, value in self.feeds.gradients.items()
-            if number in returned | whole or not grouped.issuperset(self.users[number])
+            if number in whole or not grouped.issuperset(self.users[number])
         } | cut_in_several_ways(found.groups)
 
     def _wanted(self, number: int) -> bool:
         """Whether anything reads a value; a frozen part's gradients may have none."""
         return bool(self.users[number]) or number in self.program.outputs
-
-    def _hosted(self, number: int) -> bool:
-        return number in self.leaves or number in self.feeds.gradients
 
     def _outside(self, leaf: int) -> list[int]:
         """Nodes outside of loops that read a leaf or make its new value."""
@@ -277,7 +281,8 @@ class _Finder:
         shape = worked_shape(program, program.nodes[part[0]])
         made = {o for p in nodes for o in program.nodes[p].outputs}
         inputs = inputs_of(self.program, nodes)
-        reads = [i for i in inputs if self._hosted(i) and self._shape(i) == shape]
+        there = {*self.leaves, *self.feeds.gradients}
+        reads = [i for i in inputs if i in there and self._shape(i) == shape]
         writes = [
             (program.outputs[o], i)
             for i, o in self.host_inputs.items()
@@ -386,11 +391,10 @@ class _Finder:
     def _plain(self, groups: Sequence[Group]) -> list[int]:
         """Positions of the nodes that run outside of all loops."""
         given = {number for group in groups for number, _ in group.gives}
-        wanted = [*self.on_device]
+        wanted = [*self.on_device, *self.left.values()]
         wanted += [i for group in groups for i in group.needs]
-        count = self.program.input_count + self.program.const_count
         given |= {number for group in groups for number in group.totals}
-        at_hand = {*given, *range(count)}
+        given.update(range(self.program.input_count + self.program.const_count))
         return self.program.closure(
-            wanted, at_hand, effects=True, served=self.feeds.served
+            wanted, given, effects=True, served=self.feeds.served
         )

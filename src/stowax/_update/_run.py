@@ -102,7 +102,7 @@ def run_streamed(
     return [
         as_it_is_typed(host[leaf], orders.get(leaf))
         if (leaf := streamed.host_outputs.get(k)) is not None
-        else env[number]
+        else env[streamed.feeds.place(number)]
         if isinstance(number, int)
         else number.val
         for k, number in enumerate(program.outputs)

@@ -58,6 +58,7 @@ class Reference:
     ):
         self.steps, self.rounding, self.state = steps, rounding, state
         self.role = role
+        self.gradients: dict[Any, str] = {}
         self.kept: dict[tuple[int, int], _Kept] = {}
         self.paths: list[str] = []
         self.types: list[tuple[tuple[int, ...], str]] = []
@@ -114,11 +115,19 @@ class Reference:
         return found
 
     def under(
-        self, records: Sequence[ArgumentRecord], updates: Mapping[int, int]
+        self,
+        records: Sequence[ArgumentRecord],
+        updates: Mapping[int, int],
+        gradients_on_host: bool,
     ) -> "Reference":
-        """The same numbers, for a plan that has the state in other memory."""
+        """The same numbers, for a plan that has the state in other memory.
+
+        With `gradients_on_host` also what is returned in the type of an argument there.
+        """
         other = copy.copy(self)
         other.state = {k: (records[i], self.state[k][1]) for i, k in updates.items()}
+        hosted = [r for r in records if gradients_on_host and r.memory_kind != "device"]
+        other.gradients = {(tuple(r.shape), r.dtype): r.memory_kind for r in hosted}
         return other
 
     def _wrong_kind(self, number: int, leaf: Any) -> str:
@@ -130,7 +139,7 @@ class Reference:
             wanted = self.state[number][0].memory_kind
         # JAX says None where a backend has one memory only.
         is_in = leaf.sharding.memory_kind or "device"
-        if is_in != wanted:
+        if is_in not in (wanted, self.gradients.get((shape, dtype))):
             return f"it is returned in {is_in} memory, and belongs in {wanted} memory"
         return ""
 

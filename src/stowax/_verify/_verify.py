@@ -203,20 +203,25 @@ class _Gate:
         self.say("running the planned step")
         self.runs += 1
         version = planned_version(self.plan, self.step, self.args, self.traced.updates)
+        reference = self._under(self.plan)
         found: dict[int, dict[int, Difference]] = {}
         digest, again = Digest(), Digest()
 
         def compare(number: int, out: Any) -> None:
-            found[number] = self.reference.compare(number, out, digest)
+            found[number] = reference.compare(number, out, digest)
 
         self._run(version, compare)
-        self.steps_are_right = all(c.ok for c in self.reference.check(found))
+        self.steps_are_right = all(c.ok for c in reference.check(found))
         self.say("running the planned step again")
         self._run(version, self._take(again))
         differing = digest.differing(again)
         if differing:
             self.repeats = self._plain_is_as_random(differing)
-        return self.reference.check(found), self.repeats
+        return reference.check(found), self.repeats
+
+    def _under(self, plan: Plan) -> Reference:
+        updates, on_host = self.traced.updates, plan.gradients_on_host
+        return self.reference.under(plan.arguments, updates, on_host)
 
     def _plain_is_as_random(self, differing: list[tuple[int, int]]) -> bool:
         """Whether the plain step gives other bits in a second run, too."""
@@ -298,7 +303,7 @@ class _Gate:
         if self.steps_are_right and self.repeats and self.gradients is not None:
             return self.gradients.is_wrong(1, self._planned_gradients(plan))
         version = planned_version(plan, self.step, self.args, self.traced.updates)
-        reference = self.reference.under(plan.arguments, self.traced.updates)
+        reference = self._under(plan)
         digest, again, off = Digest(), Digest(), []
 
         def compare(number: int, out: Any) -> bool:

@@ -176,8 +176,24 @@ def test_an_operation_that_only_its_own_pass_reads_pays_no_memory():
     times = [spent for spent, _ in _cost.operation_seconds(program, chip)]
     one_way = FLOAT * n / (chip.memory_rate() * _cost.MEMORY_EFFICIENCY)
     assert times[0] == pytest.approx(one_way)  # reads x
-    assert times[-1] == pytest.approx(one_way)  # writes the result
+    # Writes the result, and is the one kernel that has to be started.
+    assert times[-1] == pytest.approx(one_way + chip.launch_seconds)
     assert sum(times[1:-1]) < 0.5 * one_way
+
+
+def test_what_a_gpu_starts_is_what_leaves_results_in_memory():
+    def layer(x):
+        return jnp.tanh(jnp.sin(x @ x) + 1) @ x  # two products, a loop between them
+
+    program = program_of(layer, array(8, 8))
+    gpu, tpu = CHIPS["h200"], CHIPS["v5p"]
+    assert (gpu.launch_seconds > 0, tpu.launch_seconds) == (True, 0)
+    spent = _cost.program_seconds(program.jaxpr, gpu)
+    # Every device starts its own; the arithmetic of 8 × 8 numbers is nothing beside.
+    shared = _cost.operation_seconds(program, gpu, lambda number: 4)
+    for seconds in (spent, sum(time for time, _ in shared)):
+        assert seconds == pytest.approx(3 * gpu.launch_seconds, rel=1e-2)
+    assert _cost.program_seconds(program.jaxpr, tpu) < gpu.launch_seconds
 
 
 def test_a_scan_costs_its_length_in_seconds():

@@ -20,6 +20,7 @@ from compiled_programs import (
 )
 from stowax._hardware._figures import (
     HOST_EFFICIENCY,
+    LAUNCH_SECONDS,
     MATRIX_EFFICIENCY,
     MEMORY_EFFICIENCY,
     OPERATIONS,
@@ -30,7 +31,7 @@ from stowax._hardware._figures import (
 from stowax._hardware._hardware import CHIPS
 from stowax._records._program import Computation, Program, Transfer
 from stowax._records._stages import Link
-from stowax._timing._simulate import LAUNCH_SECONDS, simulate
+from stowax._timing._simulate import simulate
 from traces import instruction as item
 
 pytestmark = pytest.mark.once

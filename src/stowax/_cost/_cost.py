@@ -15,6 +15,7 @@ for writing a value only if somebody else needs it: a later pass, a kernel, a lo
 the caller. Views are free. So a chain of five elementwise operations costs one read and
 one write, and a softmax three passes over its input. XLA does better at times (an
 epilogue inside a matrix product) and worse at others; nothing is taken off for either.
+On a GPU whatever writes to memory is a kernel, and starting one takes its time.
 
 What goes silently wrong: a `while` of unknown length is priced for one trip, and a
 kernel without a cost estimate by its bytes and the products in its body. Both are in
@@ -56,6 +57,11 @@ class ChipFigures(Protocol):
     @property
     def interconnect(self) -> Any:
         """A figure whose `value` is in bytes/second, both directions, or `None`."""
+        ...
+
+    @property
+    def launch_seconds(self) -> float:
+        """Seconds that a device spends on starting one kernel."""
         ...
 
     def matrix_reached(self, dtype: str) -> float | None:
@@ -181,7 +187,7 @@ def operation_seconds(
         numbers = [n for n in (*node.inputs, *node.outputs) if n is not None]
         shards = max((shards_of(n) for n in numbers), default=1)
         work = leaf.times * leaf.devices / max(shards, leaf.devices)
-        totals[leaf.owner] += work * seconds(leaf.cost, chip)
+        totals[leaf.owner] += work * seconds(leaf.cost, chip) + _starting(leaf, chip)
         if leaf.cost.unpriced or not _known(leaf.cost, chip):
             priced[leaf.owner] = False
     return list(zip(totals, priced, strict=True))
@@ -201,8 +207,17 @@ def program_seconds(jaxpr: Any, chip: ChipFigures, *, shards: int = 1) -> float:
     """
     return sum(
         leaf.times * leaf.devices / max(shards, leaf.devices) * seconds(leaf.cost, chip)
+        + _starting(leaf, chip)
         for leaf in _leaves(_flat_of(jaxpr), {})
     )
+
+
+def _starting(leaf: _Leaf, chip: ChipFigures) -> float:
+    """Seconds of starting kernels: one for whatever leaves its result in memory.
+
+    Every device starts its own. What is fused into something else starts nothing.
+    """
+    return leaf.times * chip.launch_seconds if leaf.cost.bytes_written else 0.0
 
 
 def _matrix_rate(chip: ChipFigures, dtype: str) -> float:

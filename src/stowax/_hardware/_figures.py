@@ -122,6 +122,11 @@ class Chip:
     link_high: Figure = NO_RANGE
     host_update: Figure = _NOT_MEASURED
 
+    @property
+    def launch_seconds(self) -> float:
+        """Seconds that a device spends on starting one kernel."""
+        return LAUNCH_SECONDS if self.platform == "gpu" else 0.0
+
     def matrix_rate(self, dtype: str) -> float | None:
         """Operations per second of a matrix product of `dtype` on one device.
 
@@ -233,6 +238,9 @@ HOST_EFFICIENCY = 0.2
 assumed, and meant to be low. Copies of other devices use the same memory; and updates
 on the host were published as 2 to 3 times slower than copies of the state
 (apple/axlearn 867), which is 0.2 to 0.3 of the peak for Adam beside a v5p."""
+
+LAUNCH_SECONDS = 2e-6
+"""Time between two GPU kernels of one stream. Assumed: no maker gives a figure."""
 
 INTERCONNECT_EFFICIENCY = 0.8
 """Part of the nominal one-way interconnect bandwidth that collectives reach:

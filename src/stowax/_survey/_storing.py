@@ -58,7 +58,7 @@ def with_storing(body: Body, target: Target) -> Body:
 
     def moving(value: Value, count: int) -> float:
         moved = OperationCost(bytes_read=value.bytes, bytes_written=value.bytes)
-        return count * seconds(moved, target.chip)
+        return count * (seconds(moved, target.chip) + target.chip.launch_seconds)
 
     values = tuple(
         dataclasses.replace(

@@ -23,14 +23,16 @@ bandwidth with the compute beside them, which is not modelled.
 import dataclasses
 from collections.abc import Callable
 
-from .._hardware._figures import MATRIX_EFFICIENCY, MEMORY_EFFICIENCY, Chip
+from .._hardware._figures import (
+    LAUNCH_SECONDS,
+    MATRIX_EFFICIENCY,
+    MEMORY_EFFICIENCY,
+    Chip,
+)
 from .._hlo._host_calls import host_call_bytes, work_on_host
 from .._records._program import COLLECTIVES, Computation, Instruction, Program, Transfer
 from .._records._stages import Link
 from .._records._timeline import Interval, Lane, Timeline, Unpriced
-
-LAUNCH_SECONDS = 2e-6
-"""Time between two GPU kernels of one stream. Assumed: no maker gives a figure."""
 
 _FREE = {
     "parameter",
@@ -362,8 +364,7 @@ def _price(clock: _Clock, item: Instruction) -> float:
     rate = clock.chip.matrix_reached(item.dtype)
     if item.flops > 0 and rate:
         seconds = max(seconds, item.flops / rate)
-    if clock.chip.platform == "gpu":
-        seconds += LAUNCH_SECONDS
+    seconds += clock.chip.launch_seconds
     what = item.target or item.opcode
     if item.result_bytes <= 8:
         what = "scalar arithmetic"

@@ -58,6 +58,15 @@ def test_an_excess_is_laid_to_the_value_that_tells_programs_apart():
     assert f.excess(OFFLOAD) < f.excess(KEEP_2)
 
 
+def test_what_large_programs_save_a_small_one_does_not_have():
+    f = forecast()
+    small = (("recompute", "recompute", "recompute", "recompute"),)
+    f.predictions[small] = 2 * GIB
+    f.learn(KEEP_1, 9 * GIB)  # three quarters of what was predicted
+    assert f.expected(small) >= 1.5 * GIB
+    assert f.expected(KEEP_2) < 10 * GIB  # its like do save so much
+
+
 def test_what_is_known_makes_surer():
     f = forecast()
     before = f.spread(KEEP_12)

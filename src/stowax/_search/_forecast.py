@@ -50,10 +50,17 @@ class Forecast:
         return self.predictions[decisions]
 
     def excess(self, decisions: Decisions) -> int:
-        """Bytes expected beyond `predicted`, by what the compiled programs needed."""
+        """Bytes expected beyond `predicted`, by what the compiled programs needed.
+
+        Where these needed less, no larger part of it is taken off than of theirs: what
+        large programs save a small one does not have.
+        """
         measured = [self.compiled[d] - self.predicted(d) for d in self.compiled]
         pairs = zip(self._weights(decisions), measured, strict=True)
-        return int(sum(weight * much for weight, much in pairs))
+        expected = int(sum(weight * much for weight, much in pairs))
+        parts = [self.compiled[d] / self.predicted(d) for d in self.compiled]
+        least = int((min(parts, default=1.0) - 1) * self.predicted(decisions))
+        return max(expected, min(least, 0))
 
     def spread(self, decisions: Decisions) -> int:
         """Bytes by which `expected` may be off: one standard deviation."""

@@ -37,7 +37,7 @@ from benchmarks.gpu_cells import (
     run_plan,
 )
 from benchmarks.models import adam_tutorial
-from stowax._survey._options import overlap_options
+from stowax._survey._options import plan_options
 
 PART = "tutorial"
 WAYS = ("on the device", "by hand", "stowax")
@@ -182,7 +182,7 @@ def work(example: str, way: str, context: Context, row: Row) -> None:
         run_plan(plan, mine, steps, row)
         return
     if way == "by hand":
-        options = overlap_options(stowax.target())
+        options = plan_options(stowax.target(), True)
         compiled = compile_by_hand(by_hand, there, options)
         compiled_figures(compiled, row)
         run_and_measure(compiled, by_hand, there, steps, row)

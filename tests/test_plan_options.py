@@ -1,13 +1,15 @@
-"""Compiler options that every plan for a TPU has."""
+"""Compiler options that plans have."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import stowax
 from planned_models import QUICK, plan, spec, specs, step_of, train, weights
+from stowax._hlo._program import read_program
 from stowax._hlo._proto import Module
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
@@ -107,3 +109,62 @@ def test_what_the_user_tells_the_compiler_goes_first():
     assert found.compiler_options == {**by_itself.compiler_options, **mine}
     planned = target().compile(found.apply(train), *specs(found, *arguments()))
     assert loops_of_products(planned) > 0
+
+
+@stowax.stow
+def five_products(params, x):
+    def layer(x, w):
+        parts = [
+            checkpoint_name(x @ part, f"part {k}") for k, part in enumerate(w["in"])
+        ]
+        return x + jnp.tanh(sum(jnp.sin(p) for p in parts)) @ w["out"], None
+
+    return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
+
+
+def most_under_way(program, direction):
+    """The most copies of one direction under way at once in any of its loops."""
+    copies = {t.start for t in program.transfers if t.direction == direction}
+    most = 0
+    for computation in program.computations.values():
+        now = set()
+        for instruction in computation.instructions:
+            if instruction.name in copies:
+                now.add(instruction.name)
+            elif instruction.opcode.endswith("-done"):
+                now -= set(instruction.operands)
+            most = max(most, len(now))
+    return most
+
+
+def test_a_gpu_has_more_than_two_copies_under_way():
+    one = spec(WIDTH, WIDTH, dtype=jnp.bfloat16)
+    params = {
+        name: jax.tree.map(lambda s: spec(LAYERS, *s.shape, dtype=s.dtype), tree)
+        for name, tree in {"in": [one] * 5, "out": one}.items()
+    }
+    args = params, spec(4 * ROWS, WIDTH, dtype=jnp.bfloat16)
+    step = step_of(five_products)
+    pin = {f"part {k}": "offload" for k in range(5)}
+    found = plan(step, *args, pin=pin)
+    assert found.host_bytes == 5 * LAYERS * 4 * ROWS * WIDTH * 2
+    machine = stowax.target("h200")
+    own = found.compiler_options
+    limit = "xla_gpu_experimental_parallel_async_compute_limit"
+    under_way = {}
+    for name, options in {"own": own, "usual": own | {limit: "2"}}.items():
+        usual = plan(step, *args, pin=pin, compiler_options=options)
+        compiled = machine.compile(usual.apply(step), *specs(usual, *args))
+        program = read_program(compiled.hlo_module_protos()[0])
+        under_way[name] = most_under_way(program, "device-to-host")
+    assert under_way["usual"] <= 2 < under_way["own"]
+
+
+def test_a_plan_that_needs_the_least_has_no_copies_to_spare():
+    """What is under way takes memory."""
+    found = plan(train, *(weights(), spec(1024, 256)), budget=1)
+    assert not found.fits
+    assert found.host_bytes > 0
+    assert "xla_gpu_experimental_parallel_async_compute_limit" not in (
+        found.compiler_options
+    )

@@ -338,7 +338,9 @@ class Search:
     def options_for(self, decisions: Decisions) -> dict[str, str | bool]:
         """The compiler options that decisions are compiled with by default."""
         offloads = any("offload" in chosen for chosen in decisions)
-        return {**plan_options(self.survey.target, offloads), **self.user_options}
+        sparing = self.survey.tight or decisions in self.least
+        target = self.survey.target
+        return {**plan_options(target, offloads, sparing=sparing), **self.user_options}
 
     def compile(
         self,

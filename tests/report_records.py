@@ -145,6 +145,7 @@ PLAN = PlanRecord(
     row_major=False,
     lean=False,
     late=True,
+    gradients_on_host=False,
     least_bytes=2**20,
     pins=(
         PinPrice(pattern="*norm*", decision="keep", matched=2, seconds=0.031),

@@ -95,6 +95,7 @@ def plan(*decisions, unrolled=False, source="/home/me/model.py:30", stacks=True)
         row_major=False,
         lean=False,
         late=True,
+        gradients_on_host=False,
         least_bytes=2**20,
         versions={},
     )

@@ -63,8 +63,9 @@ def test_what_large_programs_save_a_small_one_does_not_have():
     small = (("recompute", "recompute", "recompute", "recompute"),)
     f.predictions[small] = 2 * GIB
     f.learn(KEEP_1, 9 * GIB)  # three quarters of what was predicted
-    assert f.expected(small) >= 1.5 * GIB
-    assert f.expected(KEEP_2) < 10 * GIB  # its like do save so much
+    assert f.credible(small) == 1.5 * GIB
+    assert f.credible(KEEP_2) == f.expected(KEEP_2) < 10 * GIB  # its like do save
+    assert f.credible(KEEP_1) == 9 * GIB
 
 
 def test_what_is_known_makes_surer():

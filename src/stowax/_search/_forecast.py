@@ -50,17 +50,10 @@ class Forecast:
         return self.predictions[decisions]
 
     def excess(self, decisions: Decisions) -> int:
-        """Bytes expected beyond `predicted`, by what the compiled programs needed.
-
-        Where these needed less, no larger part of it is taken off than of theirs: what
-        large programs save a small one does not have.
-        """
+        """Bytes expected beyond `predicted`, by what the compiled programs needed."""
         measured = [self.compiled[d] - self.predicted(d) for d in self.compiled]
         pairs = zip(self._weights(decisions), measured, strict=True)
-        expected = int(sum(weight * much for weight, much in pairs))
-        parts = [self.compiled[d] / self.predicted(d) for d in self.compiled]
-        least = int((min(parts, default=1.0) - 1) * self.predicted(decisions))
-        return max(expected, min(least, 0))
+        return int(sum(weight * much for weight, much in pairs))
 
     def spread(self, decisions: Decisions) -> int:
         """Bytes by which `expected` may be off: one standard deviation."""
@@ -83,6 +76,17 @@ class Forecast:
         if compiled is not None:
             return compiled
         return self.expected(decisions) + int(caution * self.spread(decisions))
+
+    def credible(self, decisions: Decisions) -> int:
+        """Bytes to promise for a program that is much smaller than those compiled.
+
+        As `known`, but where these needed less than predicted, no larger part is taken
+        off than of theirs: what large programs save a small one may not have. Planning
+        does without: it compiles what it expects too little of, and learns.
+        """
+        parts = [self.compiled[d] / self.predicted(d) for d in self.compiled]
+        least = min([1.0, *parts]) * self.predicted(decisions)
+        return max(self.known(decisions, 0.0), int(least))
 
     def _weights(self, decisions: Decisions) -> np.ndarray:
         """What the excess of each compiled program counts for."""

@@ -165,7 +165,7 @@ class Search:
             return self.survey.reserved_bytes, "predicted"
         if not self.survey.bodies:
             return min(compiled), "compiled"
-        expected = self.forecast.known(self.needing_least().decisions, 0.0)
+        expected = self.forecast.credible(self.needing_least().decisions)
         predicted = int(expected * (1 + SLACK))
         if compiled and min(compiled) <= predicted:
             return min(compiled), "compiled"

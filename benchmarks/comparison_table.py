@@ -151,6 +151,9 @@ is `stowax.plan` for that budget; the policies are JAX's and MaxText's, each lay
 TPUs always). Some programs were compiled without the latter: on a v5p-8 those of Llama
 and Gemma are the same without; most of PaliGemma2's have one fusion of two products
 outside of the layers, worth 1 to 2 %; on a v5p-16 the two that offload every product.
+On GPUs plans and policies that offload have up to sixteen copies under way; those of
+Llama2-13B, and Llama2-7B's plans on eight H200 at 11.55, 51.92 and 65.38 GiB, have the
+two of XLA's default.
 *XLA* is the step as it is written, compiled for a chip that has the budget and no more.
 Bytes are per device,
 arguments + outputs − aliased + temporaries as compiled; a program fits if they are

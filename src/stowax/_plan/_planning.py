@@ -145,9 +145,8 @@ def plan(
         say=say,
     )
     wishes = {"pin": pin or {}, "forbid": forbid}
-    written = AsWritten(rolled=search, **wishes)
-    returned = Returned(rolled=search, **wishes)
-    found = improve(_run(search, written, returned), compiles)
+    forms = AsWritten(rolled=search, **wishes), Returned(rolled=search, **wishes)
+    found = improve(_run(search, *forms), compiles)
     best, survey = found.best, found.search.survey
     check_offloads(best.measured)
     prices = _pin_prices(found.search.free, preferences, found.search)

@@ -56,8 +56,7 @@ def stream_update(
     those lie that do not lie as they are typed: alike, if they share a loop. `boundary`
     has the loops of stacks that stand in `jaxpr`: what they read of the host inputs
     they fetch layer by layer, and leave its gradients in host memory where all that
-    reads those works on blocks; and where nothing does but the step returns them, if
-    they may be `returned` so.
+    reads those works on blocks, or, if they may be `returned` so, the step does.
     """
     boundary, orders = boundary or {}, orders or {}
     program = inline_update(jaxpr, host_inputs, boundary)

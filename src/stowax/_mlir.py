@@ -32,7 +32,6 @@ from ._records._lowered import (
 
 _CALLS_AS_REGIONS = "builtin.module(sdy-import-func-calls)"
 _PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
-_NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*)"[()]')
 _PLACEMENT = re.compile(r'_xla_buffer_placement\s*=\s*"([^"]*)"')
 _KNOWN_TO_SHARDY = {1: "stablehlo.negate", 2: "stablehlo.add"}
 _NAME = "stowax_name"
@@ -105,12 +104,12 @@ def _stand_in(operation: Any) -> None:
         for block in region.blocks:
             for op in [view.operation for view in block.operations]:
                 _stand_in(op)
-                types = {str(value.type) for value in (*op.operands, *op.results)}
-                known = _KNOWN_TO_SHARDY.get(len(op.operands))
-                one = len(op.results) == 1 and not len(op.regions)
-                if not (op.name.startswith("chlo.") and one and known):
+                if not op.name.startswith("chlo."):
                     continue
-                if len(types) > 1:
+                known = _KNOWN_TO_SHARDY.get(len(op.operands))
+                types = {str(value.type) for value in (*op.operands, *op.results)}
+                one = len(op.results) == 1 and not len(op.regions)
+                if not (one and known) or len(types) > 1:
                     continue
                 with _ir.InsertionPoint(op):
                     stand_in = _ir.Operation.create(
@@ -133,8 +132,8 @@ def _name(operation: Any) -> str:
 
 
 def _scope(operation: Any) -> str:
-    located = _NAMED.match(str(operation.location))
-    return located.group(1) if located else ""
+    # Only a `NameLoc` has it. As text, a location is all of a traceback.
+    return getattr(operation.location, "name_str", "")
 
 
 def _prefix(operation: Any, outer: str) -> None:

@@ -1,5 +1,6 @@
 """Predicted memory: rules in symbols, and whole steps against the compilers."""
 
+import dataclasses
 import importlib.util
 
 import jax
@@ -10,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stowax import _mlir
+from stowax._hlo._program import read_program
 from stowax._predict import _predict
 from stowax._target import _target
 
@@ -201,6 +203,43 @@ STEPS = [
     ("v5p-8", True, False),
     ("v5p-8", False, True),
 ]
+
+
+@needs["h200"]
+@pytest.mark.parametrize(("axis", "turned"), [(1, 0), (2, 1)])
+def test_a_stack_that_is_gathered_within_rows_lies_turned_as_well(
+    axis, turned, monkeypatch
+):
+    """What GPUs gather has to be outermost: the whole stack is laid out anew for it."""
+    layers, width, rows = 8, 1024, 4096
+    target = _target.target("h200x8")
+    mesh = target.mesh((8,), ("fsdp",))
+    stack = layers * width * width * F32 // 8
+
+    def loss(weights, x):
+        y, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)
+        return jnp.mean(y**2)
+
+    def spread(shape, *axes):
+        sharding = NamedSharding(mesh, PartitionSpec(*axes))
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+    weights = spread((layers, width, width), *[None] * axis, "fsdp")
+    x = spread((rows, width), "fsdp")
+    lowered = target.lower(jax.jit(jax.grad(loss)), weights, x)
+    program = read_program(lowered.compile().hlo_module_protos()[0])
+    made = [
+        item
+        for item in program.computations[program.entry].instructions
+        if item.opcode == "fusion" and item.result_bytes == stack
+    ]
+    assert len(made) == turned
+    graph = _mlir.read_graph(lowered.compiler_ir())
+    predicted = _predict.predict_memory(graph, "gpu").temp
+    blind = dataclasses.replace(_predict.GPU_RULES, turns_stacks=False)
+    monkeypatch.setattr(_predict, "GPU_RULES", blind)
+    unknowing = _predict.predict_memory(graph, "gpu").temp
+    assert predicted - unknowing == turned * stack
 
 
 @pytest.mark.parametrize(

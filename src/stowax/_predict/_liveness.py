@@ -6,12 +6,12 @@ all is decided in `_fusion`; here they share them and are counted.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from .._records._lowered import TensorValue
 from ._flatten import Block, Flat, Node, reads
 from ._fusion import ELEMENTWISE, Fusion, Rules, short_name
+from ._gathered import communicated, turned_stacks
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -109,6 +109,8 @@ class BlockWalk:
             self.hoist_converts()
         if self.rules.holds_constants:
             self.hold_constants()
+        if self.rules.turns_stacks:
+            self.turn_stacks()
 
     def hold_constants(self) -> None:
         """Constants that loops read from outside, from the first loop to the last."""
@@ -121,6 +123,18 @@ class BlockWalk:
                     held[n] = _Buffer(bytes=self.size(n), start=t, end=t, host=False)
                     self.buffers.append(held[n])
                 held[n].end = t
+
+    def turn_stacks(self) -> None:
+        """Stacks laid out anew, from the first loop that gathers them to the last."""
+        turned: dict[int, _Buffer] = {}
+        for t, node in enumerate(self.nodes):
+            if short_name(node.name) != "while":
+                continue
+            for n in turned_stacks(node.blocks[1], self.flat):
+                if n not in turned:
+                    turned[n] = _Buffer(bytes=self.size(n), start=t, end=t, host=False)
+                    self.buffers.append(turned[n])
+                turned[n].end = t
 
     def hoist_converts(self) -> None:
         """Narrowed copies of stacks, made before the first loop that reads them so."""
@@ -243,35 +257,4 @@ class BlockWalk:
             if one > device:
                 device, label = one, where
             host = max(host, other)
-        if short_name(node.name) == "dot_general":
-            device += self.communicated(node)
-        return device, host, label
-
-    def communicated(self, node: Node) -> int:
-        """Bytes of operands gathered, and of results not yet summed, across devices."""
-        left, right = node.seen
-        result = self.flat.values[node.results[0]]
-        if not (left.shards > 1 or right.shards > 1):
-            return 0
-        sizes = self.flat.axis_sizes
-        contracted = _axes(left, node.dimensions[2]) & _axes(right, node.dimensions[3])
-        kept = _axes(result, range(len(result.shape))) - contracted
-        extra = 0
-        for operand in (left, right):
-            usable = contracted | kept
-            own = _axes(operand, range(len(operand.shape)))
-            contracting = node.dimensions[2 if operand is left else 3]
-            lost = own - usable
-            lost |= (_axes(operand, contracting) - contracted) & own
-            if lost:
-                extra += operand.device_bytes * math.prod(sizes[a] for a in lost)
-        summed = _axes(result, range(len(result.shape))) & contracted
-        if summed:
-            extra += result.device_bytes * math.prod(sizes[a] for a in summed)
-        return extra
-
-
-def _axes(value: TensorValue, dimensions: Iterable[int]) -> set[str]:
-    if len(value.axes) != len(value.shape):
-        return set()
-    return {axis for d in dimensions for axis in value.axes[d]}
+        return device + communicated(node, self.flat), host, label

@@ -1,6 +1,7 @@
 """Decisions fill the budget: what there is room for stays on the device."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -107,3 +108,26 @@ def test_the_last_compile_for_the_least_may_be_left_to_another_form():
     assert not search.attempts
     search.plan()
     assert [a.decisions for a in search.attempts] == [search.needing_least().decisions]
+
+
+def test_what_programs_need_of_the_host_beyond_the_model_is_left_free():
+    search = searching(4 * LAYERS * MATRIX)
+    search.host_budget = 4 * LAYERS * MATRIX
+    assert search.problem().host_bytes == search.host_budget
+    search.attempts = [
+        types.SimpleNamespace(
+            evaluation=types.SimpleNamespace(host_bytes=LAYERS * MATRIX),
+            measured=types.SimpleNamespace(host_bytes=(LAYERS + more) * MATRIX),
+        )
+        for more in (-1, 2, 1)
+    ]
+    assert search.problem().host_bytes == search.host_budget - 2 * MATRIX
+
+
+def test_what_takes_too_much_of_the_host_is_not_proposed_again():
+    search = searching((3 * LAYERS + 1) * MATRIX)
+    first = search.settle()
+    assert first.outcome == "optimal"
+    search.host_budget = first.evaluation.host_bytes - 1
+    # Nothing else has room on the device: what needs the least of it is all there is.
+    assert search.settle().outcome == "infeasible"

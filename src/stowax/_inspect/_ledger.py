@@ -78,21 +78,27 @@ def copies_of(transfers: Sequence[Transfer], plan: PlanRecord) -> tuple[CopyChec
     What the host's processor updates makes none, and is left out.
     """
     updated = {a.path for a in plan.arguments if a.on_host}
-    moved: dict[str, dict[str, int]] = {}
+    # Values of two stacks may have one name: what moves for each has its own scope.
+    moved: dict[object, collections.Counter[str]] = collections.defaultdict(
+        collections.Counter
+    )
     for transfer in transfers:
-        if transfer.serves:
-            ways = moved.setdefault(transfer.serves, collections.Counter())
-            ways[transfer.direction] += transfer.total_bytes
+        found = _SCOPE.search(transfer.op_name)
+        if found is not None and found["value"]:
+            key = found["stack"], int(found["number"])
+        else:
+            key = transfer.serves
+        moved[key][transfer.direction] += transfer.total_bytes
     checks = []
     for decision in plan.decisions:
         if decision.decision != "offload" or decision.role == "parameter":
             continue
-        names = _arguments_of(decision, plan) or [decision.name]
-        if not updated.isdisjoint(names):
+        arguments = _arguments_of(decision, plan)
+        if not updated.isdisjoint(arguments):
             continue
-        ways = collections.Counter()
-        for name in names:
-            ways.update(moved.get(name, {}))
+        ways: collections.Counter[str] = collections.Counter()
+        for key in arguments or [(decision.stack, decision.value)]:
+            ways.update(moved.get(key, {}))
         checks.append(
             CopyCheck(
                 name=decision.name,

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from .._jax import aval_of
 from ._host_layers import HostGradients, HostLayers, after, can_order
+from ._host_slots import read_layer, write_layer
 from ._host_turns import Turn
 from ._stack import Stack
 
@@ -64,7 +65,8 @@ class Feed:
 
     def scanned(self) -> tuple[Any, list[Any]]:
         """What a scan hands to each iteration: its layer's number, stacked inputs."""
-        stacked = [] if self.stack.separate else list(self.device.values())
+        alone = self.stack.separate or self.stack.is_part
+        stacked = [] if alone else list(self.device.values())
         return jnp.arange(self.stack.count), stacked
 
     def start(self, signs: Sequence[Any]) -> dict[int, Any]:
@@ -91,8 +93,11 @@ class Feed:
         before `signs` are there.
         """
         number, stacked = x
-        values = self._switched(number) if self.stack.separate else stacked
-        found = dict(zip(self.device, values, strict=True))
+        if self.stack.separate:
+            stacked = self._switched(number)
+        elif self.stack.is_part:
+            stacked = self._picked(number)
+        found = dict(zip(self.device, stacked, strict=True))
         signs = [s for s in signs if can_order(aval_of(s))]
         for i, layers in self.host.items():
             if i in ahead:
@@ -125,6 +130,10 @@ class Feed:
         with jax.named_scope(weights_scope(self.stack.name, number)):
             return self.host[i].fetch(layer)
 
+    def _picked(self, number: Any) -> list[Any]:
+        layer = number + self.stack.first
+        return [read_layer(x, layer) for x in self.device.values()]
+
     def _switched(self, number: Any) -> list[Any]:
         if not self.device:
             return []
@@ -137,11 +146,12 @@ class Feed:
 
 
 class Writer:
-    """The gradients that one backward loop writes to host memory.
+    """The gradients that one backward loop writes in place, most of them to the host.
 
     `places` says where, by the number of the body's input; those in `late` are written
     in the iteration after the one that makes them. `avals` are the types of one layer's
-    gradients, as the body makes them.
+    gradients, as the body makes them. `wholes` are arrays on the device, in which a
+    part of a scan has its places.
     """
 
     def __init__(
@@ -150,8 +160,10 @@ class Writer:
         places: Mapping[int, HostGradients],
         late: Sequence[int],
         avals: Mapping[int, Any],
+        wholes: Mapping[int, Any],
     ):
         self.stack, self.places, self.late = stack, places, list(late)
+        self.wholes = wholes
         self.parts = {i: jax.eval_shape(p.finish, avals[i]) for i, p in places.items()}
 
     def start(self) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -161,7 +173,7 @@ class Writer:
         waiting = {
             i: jnp.zeros(self.parts[i].shape, self.parts[i].dtype) for i in self.late
         }
-        return buffers, waiting
+        return {**buffers, **self.wholes}, waiting
 
     def write_waiting(
         self, buffers: Mapping[int, Any], waiting: Mapping[int, Any], number: Any
@@ -186,6 +198,9 @@ class Writer:
             for i, part in parts.items()
             if i not in self.late
         }
+        for i in self.wholes:
+            layer = number + self.stack.first
+            written[i] = write_layer(buffers[i], gradients[i], layer)
         return {**buffers, **written}, {i: parts[i] for i in self.late}
 
     def finish(

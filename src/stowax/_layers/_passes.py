@@ -36,6 +36,11 @@ Kept = tuple[list[Any], dict[int, Any], dict[int, Any], list[Any]]
 the last layer's values that are fetched a layer ahead, which are still on the device,
 and scalars that are there when the forward pass is done (none unless asked for)."""
 
+Cotangents = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
+"""Of the active outputs that are carried, of the active per-layer outputs; what the
+active constants have got so far, and, for a part of a scan, the arrays in which
+gradients of the active per-layer inputs have their places (see `Activity`)."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:
@@ -175,26 +180,26 @@ def run_backward(
     consts: Sequence[Any],
     per_layer: Sequence[Any],
     stored_values: Kept,
-    cotangents: tuple[Sequence[Any], Sequence[Any], Sequence[Any]],
+    cotangents: Cotangents,
     *,
     plan: HostPlan = NOTHING,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Cotangents of the active carry, constants and per-layer inputs, in that order.
 
-    **Arguments:** `cotangents` are those of the active outputs that are carried, of the
-    active per-layer outputs, and what the active constants have got so far (see
-    `Activity`). Gradients of per-layer inputs are stacked, also for a `separate` stack.
+    **Arguments:** `per_layer` as for `run_forward`. Gradients of per-layer inputs are
+    stacked, also for a `separate` stack.
     """
     kept, slots, last, signs = stored_values
     keep, late, early, ahead_of_use = ways(stored)
     parts = Activity(stack, body)
-    ct_carry, ct_ys, totals = cotangents
+    ct_carry, ct_ys, totals, whole = cotangents
     places = {j + stack.first_layer_input: p for j, p in plan.places.items()}
     row = None
     if places or _hosted(per_layer):
         row = BackwardRow(stack, body, stored)
     feed = Feed(stack, per_layer, _turns(stack, row, per_layer, plan), backward=True)
-    writer = _writer(stack, body, row, places, plan)
+    wholes = dict(zip(parts.layers, whole, strict=True)) if whole else {}
+    writer = _writer(stack, body, row, places, plan, wholes)
 
     def fetch(number: int, layer: Any) -> Any:
         scope = f"stowax.fetch.{stack.name}.{number}"
@@ -230,7 +235,7 @@ def run_backward(
         done = [ct for ct in carried if can_order(aval_of(ct))][:1]
         following = {n: staged(v, after(x[0], done)) for n, v in following.items()}
         buffers, waiting = writer.write(buffers, by_input, x[0])
-        out = [by_input[i] for i in parts.layers if i not in places]
+        out = [by_input[i] for i in parts.layers if i not in buffers]
         return (carried, ct_consts, following, ahead, buffers, waiting), out
 
     (ct_carry, ct_consts, _, _, buffers, waiting), stacked = _scan(
@@ -251,10 +256,11 @@ def _writer(
     row: BackwardRow | None,
     places: Mapping[int, HostGradients],
     plan: HostPlan,
+    wholes: Mapping[int, Any],
 ) -> Writer:
     """What writes the gradients in `places`, by the number of the body's input."""
     if row is None or not places:
-        return Writer(stack, {}, [], {})
+        return Writer(stack, {}, [], {}, wholes)
     numbers = dict(zip(body.active_inputs, row.gradients, strict=True))
     made = {i: numbers[i] for i in places}
     avals = {
@@ -263,7 +269,7 @@ def _writer(
     }
     sizes = {i: aval.size * aval.dtype.itemsize for i, aval in avals.items()}
     late = late_gradients(row.steps, made, sizes) if plan.late else []
-    return Writer(stack, places, late, avals)
+    return Writer(stack, places, late, avals, wholes)
 
 
 class Activity:

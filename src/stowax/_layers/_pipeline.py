@@ -31,18 +31,32 @@ A model written as a Python loop has one array per layer where a scan has stacke
 The loop over the layer number then takes the layer's own arrays by `lax.switch`, which
 copies one layer's worth, and never stacks them. Straight-line code would not do: there
 XLA folds the round trip through the host away whenever it believes that there is room.
+
+A stack may run as two *parts*, each with decisions of its own: what one more value of
+all layers would not fit into is filled with that value of some. Two forward loops, and
+two backward ones: the gradients of weights are written in place, into the same arrays.
 """
 
 import dataclasses
-from collections.abc import Callable, MutableMapping, Sequence
+import functools
+import types
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
 
-from ._boundary import Emission, emit_backward, emit_forward, emit_plain
-from ._linearize import linearize_body
-from ._passes import Activity, zeros
-from ._stack import Choose, Stack, Stored, scope_name
+from .. import _jax
+from ._boundary import (
+    Boundary,
+    Emission,
+    emit_backward,
+    emit_forward,
+    emit_plain,
+)
+from ._host_slots import empty_array
+from ._linearize import LinearizedBody, linearize_body
+from ._passes import Activity, Kept, zeros
+from ._stack import Choose, Stack, Stored, parts_of, scope_name
 
 __all__ = ["Choose", "Stack", "Stored", "run_stack", "scope_name"]
 
@@ -64,6 +78,7 @@ def run_stack(
     choose: Choose,
     keep_checkpoint: Callable[[Any], bool],
     row_major: bool = False,
+    parts: Mapping[str, int] = types.MappingProxyType({}),
     label: bool = False,
     boundary: MutableMapping[str, Emission] | None = None,
 ) -> tuple[list[Any], list[Any], list[Any]]:
@@ -73,7 +88,8 @@ def run_stack(
     stack, one sequence of `count` arrays per input. **Returns:** final carry, the
     per-layer outputs stacked along their first axis, and the constants, handed through:
     what reads them later should read these (see `LinearizedBody`: their cotangents are
-    then added in the order of plain JAX).
+    then added in the order of plain JAX). Where `parts` has the stack's name, with the
+    runs of the first part, it runs as two, and `choose` decides for each.
 
     With a `boundary`, each of the stack's loops is one `jit` equation of the traced
     step, and `boundary` receives, under that equation's name, what is needed to emit
@@ -82,7 +98,7 @@ def run_stack(
     stack = dataclasses.replace(stack, row_major=row_major)
     split = stack.const_count, stack.const_count + stack.carry_count
 
-    def parts(inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
+    def by_kind(inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
         return inputs[: split[0]], inputs[split[0] : split[1]], inputs[split[1] :]
 
     @jax.custom_vjp
@@ -103,17 +119,20 @@ def run_stack(
             stack.body, active, (split[0], stack.carry_count), keep_checkpoint
         )
         mine = _for_inputs(stack, body.active_inputs)
-        stored = choose(mine, body)
-        carry, ys, kept = emit_forward(
-            mine, body, stored, *values, label=label, boundary=boundary
-        )
-        consts, _, per_layer = values
-        static = _Static((mine, body, dict(stored)))
-        return (carry, ys, list(consts)), [static, consts, per_layer, kept]
+        consts, carry, per_layer = values
+        ran, left, ys = [], [], []
+        emit = functools.partial(emit_forward, label=label, boundary=boundary)
+        for part in parts_of(mine, parts.get(stack.name)):
+            stored, inputs = choose(part, body), part.inputs_of(per_layer)
+            carry, ys, kept = emit(part, body, stored, consts, carry, inputs)
+            ran.append((part, dict(stored)))
+            left.append(kept)
+        static = _Static((mine, body, ran))
+        return (carry, ys, list(consts)), [static, consts, per_layer, left]
 
     def backward(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
-        static, consts, per_layer, kept = residuals
-        mine, body, stored = static.value
+        static, consts, per_layer, left = residuals
+        mine, body, ran = static.value
         active = Activity(mine, body)
         of_carry, of_ys, of_consts = cotangents
         wanted = (
@@ -121,10 +140,8 @@ def run_stack(
             [_instantiate(of_ys[k]) for k in active.y_out],
             [_instantiate(of_consts[i]) for i in active.consts],
         )
-        grads = emit_backward(
-            mine, body, stored, consts, per_layer, kept, wanted, boundary
-        )
-        return parts(_spread(mine, active, per_layer, grads))
+        grads = _pull_back(body, ran, left, consts, per_layer, wanted, boundary)
+        return by_kind(_spread(mine, active, per_layer, grads))
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run(list(consts), list(carry), [_as_sequence(stack, x) for x in per_layer])
@@ -161,13 +178,67 @@ def _spread(
     for i, grad in zip(numbers, ct_consts + ct_carry, strict=True):
         grads[i] = grad
     for i, grad in zip(active.layers, ct_layers, strict=True):
-        grads[i] = (
-            [grad[layer] for layer in range(stack.count)] if stack.separate else grad
-        )
+        grads[i] = grad
     for j, xs in enumerate(per_layer, start=stack.first_layer_input):
         if stack.separate and grads[j] is None:
             grads[j] = [None] * len(xs)
     return grads
+
+
+def _pull_back(
+    body: LinearizedBody,
+    ran: Sequence[tuple[Stack, Stored]],
+    left: Sequence[Kept],
+    consts: Any,
+    per_layer: Sequence[Any],
+    wanted: tuple[list[Any], list[Any], list[Any]],
+    boundary: Boundary,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """The backward loops of a stack's parts, the last one's first.
+
+    **Arguments:** `ran` are the parts with what they store, `left` what each has left;
+    `wanted` and the result as for `run_backward`, gradients of per-layer inputs in the
+    form of the inputs.
+    """
+    carried, of_ys, totals = wanted
+    active = Activity(ran[0][0], body)
+    found: list[Any] = []
+    for (part, stored), kept in zip(reversed(ran), reversed(left), strict=True):
+        whole = found[-1] if found else _places(part, active, per_layer)
+        carried, totals, layers = emit_backward(
+            part,
+            body,
+            stored,
+            consts,
+            part.inputs_of(per_layer),
+            kept,
+            (carried, of_ys, totals, whole if part.is_part else []),
+            boundary,
+        )
+        found.append(layers)
+    return carried, totals, _all_layers([part for part, _ in ran], found[::-1])
+
+
+def _places(part: Stack, active: Activity, per_layer: Sequence[Any]) -> list[Any]:
+    """Arrays for the gradients of all layers; every part writes its own."""
+    if not part.is_part:
+        return []
+    wholes = [per_layer[i - part.first_layer_input] for i in active.layers]
+    return [empty_array(whole.shape, _jax.aval_of(whole)) for whole in wholes]
+
+
+def _all_layers(ran: Sequence[Stack], found: Sequence[list[Any]]) -> list[Any]:
+    """Gradients of the per-layer inputs, of all parts, in the form of the inputs."""
+    if not ran[0].separate:
+        return found[0]
+    return [
+        [
+            gradient[layer]
+            for part, gradient in zip(ran, of_input, strict=True)
+            for layer in range(part.count)
+        ]
+        for of_input in zip(*found, strict=True)
+    ]
 
 
 def _instantiate(cotangent: Any) -> Any:

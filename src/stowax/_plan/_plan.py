@@ -76,6 +76,7 @@ class Plan(PlanRecord):
                 keep_checkpoint=self.keep_checkpoint,
                 roll=self.roll,
                 row_major=self.row_major,
+                parts=tuple(self.parts.items()),
             ),
             donate=self.donate_argnums,
             compiler_options=None if self.compile_only else self.compiler_options,

@@ -36,6 +36,7 @@ from .._search._describe import (
 from .._search._forms import Found, find_plan
 from .._search._improve import improve
 from .._search._loop import MOST_COMPILES, Search
+from .._search._parts import InParts, in_parts
 from .._search._sensitivity import link_notes
 from .._search._trial import check_offloads
 from .._state._shards import device_bytes, partition_of, shard_shape
@@ -146,7 +147,8 @@ def plan(
     )
     wishes = {"pin": pin or {}, "forbid": forbid}
     forms = AsWritten(rolled=search, **wishes), Returned(rolled=search, **wishes)
-    found = improve(_run(search, *forms), compiles)
+    found = in_parts(_run(search, *forms), InParts(**wishes), compiles)
+    found = improve(found, compiles)
     best, survey = found.best, found.search.survey
     check_offloads(best.measured)
     prices = _pin_prices(found.search.free, preferences, found.search)
@@ -208,6 +210,7 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
         "keep_checkpoint": options.keep_checkpoint,
         "roll": options.roll,
         "row_major": options.row_major,
+        "parts": dict(options.parts),
         "late": not survey.tight,
         "gradients_on_host": survey.gradients_on_host,
         "least_bytes": survey.least_bytes,
@@ -270,7 +273,7 @@ def _figures(found: Found) -> dict[str, Any]:
                 fits,
                 measured.host_bytes,
                 best.decisions,
-                unrolled=search is not found.rolled,
+                unrolled=found.as_written,
                 by_compiler=search.left_to_the_compiler(best),
             ),
             *(link_notes(search, best.decisions) if fits else ()),
@@ -289,7 +292,7 @@ def _baselines(found: Found) -> tuple[Baseline, ...]:
         return {record.name: record for record in made}
 
     rolled, chosen = records(found.rolled), {}
-    if found.search is not found.rolled:
+    if found.as_written:
         own = records(found.search)
         chosen = {name: own[name] for name in ("keep all", "offload state")}
     return tuple({**rolled, **chosen}.values())

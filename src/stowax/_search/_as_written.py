@@ -43,7 +43,7 @@ class AsWritten:
         free = take_survey(
             step, specs, traced, rolled.target, options, rolled.least_bytes
         )
-        return _beside(self.rolled, free, self.pin, self.forbid)
+        return beside(self.rolled, free, self.pin, self.forbid)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -78,14 +78,14 @@ class Returned:
             least,
             gradients_on_host=True,
         )
-        return _beside(self.rolled, free, self.pin, self.forbid)
+        return beside(self.rolled, free, self.pin, self.forbid)
 
 
 def _outputs(found: Streamed) -> set[int]:
     return {number for number in found.program.outputs if isinstance(number, int)}
 
 
-def _beside(
+def beside(
     rolled: Search, free: Survey, pin: Mapping[str, str], forbid: Collection[str]
 ) -> Search:
     """A search for another form of the step, with the same wishes and the same log."""

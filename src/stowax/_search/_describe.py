@@ -260,6 +260,12 @@ def notes(
             "optimizer state leaves the device. Pin an activation or a parameter to "
             "'offload' or 'recompute' to have them run as a loop",
         )
+    if survey.options.parts:
+        found.insert(
+            0,
+            "the layers run as two parts, one after the other, with decisions of their "
+            "own: they fill memory that one more value of all layers does not fit into",
+        )
     if not survey.bodies and not fits:
         found.insert(
             0,

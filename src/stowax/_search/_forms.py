@@ -57,6 +57,12 @@ class Found:
     rolled: Search
     others: tuple[Search, ...] = ()
 
+    @property
+    def as_written(self) -> bool:
+        """Whether the layers of a Python loop run as they are written."""
+        parts = self.search.survey.options.parts
+        return self.search is not self.rolled and not parts
+
     def smallest_budget(self) -> tuple[int, Source]:
         """Device bytes below which no plan in any form is known to fit; who says so."""
         return min(s.smallest_budget() for s in (self.search, *self.others))

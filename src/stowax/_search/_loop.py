@@ -25,6 +25,7 @@ from ._charges import charged, charges_of
 from ._forecast import Forecast
 from ._lessons import Lessons, learned, taught
 from ._trial import compile_and_read, outcome
+from ._worth import WORTH_FILLING, better_known, waits_longer
 
 MOST_COMPILES = 4
 _SETTLING_ROUNDS, _MOST_SETTLING_ROUNDS = 3, 8
@@ -49,15 +50,6 @@ miss costs a compile and no more; after one; and where this is the last compile,
 nothing fits yet."""
 WORTH_ANOTHER_COMPILE = 0.005
 """Part of the step's time below which a gain does not pay for another compile."""
-
-_WORTH_HIDING = 0.02
-"""Part of the step that may be spent waiting for copies without being planned again."""
-
-_WORTH_CORRECTING = 0.05
-"""Part of a program's bytes by which the prediction may be off without another try."""
-
-_WORTH_FILLING = 0.03
-"""Part of the budget that a plan may leave unused without being tried again."""
 
 Say = Callable[[str], None]
 
@@ -185,7 +177,7 @@ class Search:
     ) -> Problem:
         """The same without what values are charged with."""
         problem = (survey or self.survey).problem(
-            budget or self.budget, self.host_budget, self.lessons.everywhere
+            budget or self.budget, self._host_left, self.lessons.everywhere
         )
         return taught(problem, self.lessons)
 
@@ -207,21 +199,10 @@ class Search:
                 return False
         attempt = self.compile(solution, MOST_COMPILES)
         return (
-            self._late(attempt) or not self.fits(attempt) or self._better_known(attempt)
+            waits_longer(attempt)
+            or not self.fits(attempt)
+            or better_known(attempt, self.budget)
         )
-
-    def _late(self, attempt: Attempt) -> bool:
-        """Whether much more is waited for than the model expects.
-
-        The model lets a copy hide in all of a layer's arithmetic; the compiled schedule
-        may not.
-        """
-        if attempt.measured.inspection is None or attempt.evaluation is None:
-            return False
-        timeline = attempt.measured.inspection.timeline
-        expected = attempt.evaluation.exposed_seconds + attempt.evaluation.host_seconds
-        surprising = timeline.exposed_seconds - expected
-        return surprising >= _WORTH_HIDING * timeline.step_seconds
 
     def _known(self, decisions: Decisions) -> bool:
         return any(a.decisions == decisions for a in self.attempts)
@@ -235,13 +216,6 @@ class Search:
         )
         return solution.evaluation.seconds < best * (1 - WORTH_ANOTHER_COMPILE)
 
-    def _better_known(self, attempt: Attempt) -> bool:
-        """Whether a program that fits leaves room, or surprised the prediction."""
-        measured = attempt.measured
-        unused = self.budget - measured.compiled_bytes
-        surprise = abs(measured.excess) > _WORTH_CORRECTING * measured.compiled_bytes
-        return surprise or unused > _WORTH_FILLING * self.budget
-
     def _solve(self, problem: Problem) -> Solution:
         started = time.perf_counter()
         solution = solve(problem, time_limit_seconds=_SOLVING_SECONDS)
@@ -254,7 +228,7 @@ class Search:
         Of programs near the least, the lessons of larger ones may be wrong.
         """
         started = time.perf_counter()
-        untaught = self.survey.problem(self.budget, self.host_budget)
+        untaught = self.survey.problem(self.budget, self._host_left)
         found = [
             smallest(problem, time_limit_seconds=_SOLVING_SECONDS)
             for problem in (self.problem(), untaught)
@@ -281,7 +255,7 @@ class Search:
             known = self._propose(solution)
             best, missed = self._fastest(target), known - target
             enough = number >= _SETTLING_ROUNDS
-            most_unused = target * (_WORTH_FILLING if enough else _SETTLED)
+            most_unused = target * (WORTH_FILLING if enough else _SETTLED)
             again = tried.count(solution.decisions)
             if best is not None and (again > 1 or 0 <= -missed <= most_unused):
                 return best
@@ -313,17 +287,28 @@ class Search:
 
     def _fastest(self, target: int) -> Solution | None:
         """The fastest of what was proposed and is expected to stay within `target`."""
-        problem = self.problem()
+        problem, host = self.problem(), self._host_left
         fitting = [
             solution
             for solution in self.proposed.values()
             if self.forecast.known(solution.decisions, self._caution) <= target
+            and solution.evaluation.host_bytes <= host
         ]
         return min(
             fitting,
             key=lambda s: evaluate(problem, s.decisions).seconds,
             default=None,
         )
+
+    @property
+    def _host_left(self) -> int:
+        """The host's budget, less what programs needed there beyond the model."""
+        more = (
+            attempt.measured.host_bytes - attempt.evaluation.host_bytes
+            for attempt in self.attempts
+            if attempt.evaluation is not None
+        )
+        return self.host_budget - max(0, *more, 0)
 
     @property
     def _caution(self) -> float:

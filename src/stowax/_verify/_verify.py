@@ -95,7 +95,10 @@ def verify(
     _asked.check_kinds(None, (), None, None, progress)
     say = _asked.sayer(progress, started)
     options = Options(
-        keep_checkpoint=plan.keep_checkpoint, roll=plan.roll, row_major=plan.row_major
+        keep_checkpoint=plan.keep_checkpoint,
+        roll=plan.roll,
+        row_major=plan.row_major,
+        parts=tuple(plan.parts.items()),
     )
     traced = trace_step(step, args, options)
     gate = _Gate(step, plan, traced, args, steps, reference, say)

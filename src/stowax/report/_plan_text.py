@@ -224,9 +224,9 @@ def _step_time(record: PlanRecord) -> str:
 def _bound(record: PlanRecord) -> str:
     bound = format_seconds(record.bound_seconds)
     model = format_seconds(record.model_seconds)
-    return (
-        f"no plan is predicted below {bound} (this one: {model}; gap {record.gap:.2%})"
-    )
+    which = "no plan with layers divided so" if record.parts else "no plan"
+    found = f"this one: {model}; gap {record.gap:.2%}"
+    return f"{which} is predicted below {bound} ({found})"
 
 
 def _binding(record: PlanRecord) -> str:

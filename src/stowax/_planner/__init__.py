@@ -10,6 +10,7 @@ from ._evaluate import evaluate as evaluate
 from ._evaluate import operations_run_again as operations_run_again
 from ._evaluate import recomputed_values as recomputed_values
 from ._pins import check_problem as check_problem
+from ._policies import policies as policies
 from ._solve import OPTIMAL_GAP as OPTIMAL_GAP
 from ._solve import curve as curve
 from ._solve import smallest as smallest

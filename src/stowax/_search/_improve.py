@@ -1,10 +1,12 @@
 """Beyond the first good plan: change after change, each judged on its compiled program.
 
 `plan` compiles at most four programs, and believes the planner's model in what it has
-not compiled. Whoever trains for weeks may want more certainty (`compiles=`): from the
-best plan so far, the model proposes what to change, the compiled schedule says whether
-that is faster, and what it says goes back into the model. It ends where no proposal is
-left, or no compile.
+not compiled. Where the best of them waits for its copies much longer than the model
+says, that belief is worth little, and the compiles that are left go to changes of it.
+Whoever trains for weeks may want more certainty still (`compiles=`): from the best plan
+so far, the model proposes what to change, the compiled schedule says whether that is
+faster, and what it says goes back into the model. It ends where no proposal is left, or
+no compile.
 
 Proposals, in this order, those first that promise most:
 
@@ -20,12 +22,13 @@ import dataclasses
 import itertools
 from collections.abc import Container, Iterator, Mapping
 
-from .._planner import baselines, evaluate, recomputed_values
+from .._planner import evaluate, policies, recomputed_values
 from .._records._stages import Body, Decision, Decisions, Evaluation, Solution
 from .._survey._options import alternatives
 from ._attempt import Attempt
-from ._forms import Found
+from ._forms import DOUBT, Found
 from ._loop import MOST_COMPILES, Search
+from ._worth import waits_longer
 
 _MISTAKEN = 0.25
 """Part of what a change moves (seconds of recomputation, of copies, of storing) by
@@ -43,19 +46,22 @@ _Options = Mapping[str, str | bool]
 def improve(found: Found, most: int) -> Found:
     """`found`, its best attempt replaced by the best of up to `most` programs in all.
 
-    What does not fit is returned as it is; so is everything if `most` allows no program
-    more than the search itself. A step that fits as it is gets a plan all the same, and
-    stays as it is if that is not faster: what a scan keeps it writes and reads, and
-    some of it is computed sooner.
+    What does not fit is returned as it is. If `most` allows no program more than the
+    search itself, only what waits longer than the model says is changed; otherwise a
+    step that fits as it is gets a plan all the same, and stays as it is if that is not
+    faster: what a scan keeps it writes and reads, and some of it is computed sooner.
     """
     search = found.search
-    if not search.fits(found.best) or most <= MOST_COMPILES:
+    surprised_only = most <= MOST_COMPILES
+    if not search.fits(found.best):
+        return found
+    if surprised_only and not waits_longer(found.best):
         return found
     if found.best.decisions is None and search.survey.bodies:
         search.plan()
     while len(search.log) < most:
         best = _best(search)
-        if best.decisions is None:
+        if best.decisions is None or (surprised_only and not waits_longer(best)):
             break
         proposal = next(_proposals(search, best), None)
         if proposal is None:
@@ -156,8 +162,15 @@ def _changes(search: Search, best: Attempt) -> Iterator[Decisions]:
 
 
 def _may_fit(search: Search, decisions: Decisions) -> bool:
+    """Whether decisions may fit; what is written by hand even if it seems too big.
+
+    It is far from what was compiled, and so are predictions for it from the truth.
+    """
     evaluation = evaluate(search.problem(), decisions)
-    known = search.forecast.known(decisions, _CAUTION)
+    if decisions in policies(search.problem()).values():
+        known = int(search.forecast.known(decisions, 0.0) / DOUBT)
+    else:
+        known = search.forecast.known(decisions, _CAUTION)
     return known <= search.budget and evaluation.host_bytes <= search.host_budget
 
 
@@ -174,16 +187,26 @@ def _too_big(search: Search, best: Attempt) -> list[Attempt]:
 
 
 def _by_hand(search: Search) -> Iterator[Decisions]:
-    """The hand-written plans that the user's pins allow."""
-    for decisions in baselines(search.problem()).values():
-        pairs = zip(search.survey.bodies, decisions, strict=True)
-        if all(
-            decision is None or decision in value.allowed
-            for body, chosen in pairs
-            for value, decision in zip(body.values, chosen, strict=True)
-            if not value.available
-        ):
-            yield decisions
+    """What people write by hand, where it can be carried out and the pins allow it."""
+    problem = search.problem()
+    for decisions in policies(problem).values():
+        if not _allowed(search, decisions):
+            continue
+        try:
+            evaluate(problem, decisions)
+        except ValueError:  # something cannot be computed again
+            continue
+        yield decisions
+
+
+def _allowed(search: Search, decisions: Decisions) -> bool:
+    pairs = zip(search.survey.bodies, decisions, strict=True)
+    return all(
+        decision is None or decision in value.allowed
+        for body, chosen in pairs
+        for value, decision in zip(body.values, chosen, strict=True)
+        if not value.available
+    )
 
 
 def _neighbours(search: Search, decisions: Decisions) -> Iterator[Decisions]:

@@ -110,6 +110,29 @@ def test_baselines():
     assert baselines(straight)["offload layer inputs"][0][0] == "keep"
 
 
+def test_inputs_of_a_bodys_later_layers_are_offloaded_by_their_name():
+    """Two layers a run, each with its input named: by hand both would be offloaded."""
+    body = chain(
+        operations=(
+            dataclasses.replace(operation(0, (0,), (1,)), primitive="name"),
+            operation(1, (1,), (2,)),
+            dataclasses.replace(operation(2, (2,), (3,)), primitive="name"),
+        )
+    )
+
+    def offloaded(*names):
+        values = (
+            dataclasses.replace(v, name=name)
+            for v, name in zip(body.values, names, strict=True)
+        )
+        p = problem(dataclasses.replace(body, values=tuple(values)))
+        (chosen,) = baselines(p)["offload layer inputs"]
+        return [i for i, decision in enumerate(chosen) if decision == "offload"]
+
+    assert offloaded("input", "input", "middle", "input") == [0, 3]  # 1 is 0 itself
+    assert offloaded("input", "input", "middle", "output") == [0]
+
+
 def test_a_named_policy_stores_only_what_is_read():
     body = chain(needed=(3,))
     p = problem(replaced(body, 0, needed=False))

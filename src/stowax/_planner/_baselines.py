@@ -53,13 +53,16 @@ def baselines(problem: Problem) -> dict[str, Decisions]:
 
     **Returns:** `"keep all"` (every needed value on the device), `"recompute all"`
     (only what cannot be recomputed is kept), `"offload layer inputs"` (the bodies'
-    inputs that cannot be recomputed wait in host memory where they may, the rest is
-    recomputed); where there is state to decide on, `"offload state"` (the state in host
+    inputs that cannot be recomputed wait in host memory where they may, and what has
+    the name of one: that of a body's second layer; the rest is recomputed); where
+    there is state to decide on, `"offload state"` (the state in host
     memory, every needed value on the device).
     """
 
     def is_input(body: Body, value: Value) -> bool:
-        return body.phase == "layers" and value.operation is None
+        if body.phase != "layers":
+            return False
+        return value.operation is None or _named_like_an_input(body, value)
 
     def is_state(body: Body, _value: Value) -> bool:
         return body.phase == "update"
@@ -74,6 +77,16 @@ def baselines(problem: Problem) -> dict[str, Decisions]:
             problem, keep=lambda body, value: value.needed, offload=is_state
         )
     return found
+
+
+def _named_like_an_input(body: Body, value: Value) -> bool:
+    """Whether the user gave a value the name of an input, and it is another array."""
+    assert value.operation is not None
+    operation = body.operations[value.operation]
+    made = all(body.values[i].operation is not None for i in operation.inputs)
+    inputs = (v for v in body.values if v.operation is None and not v.available)
+    named_so = any(v.name == value.name for v in inputs)
+    return operation.primitive == "name" and made and named_so
 
 
 def _one_body(

@@ -17,7 +17,7 @@ from stowax._search._attempt import Attempt
 from stowax._search._charges import charged, charges_of
 from stowax._search._forms import Found
 from stowax._search._improve import improve
-from stowax._search._worth import waits_longer
+from stowax._search._worth import better_known, waits_longer
 from stowax._survey._options import alternatives, overlap_options
 
 TPU = types.SimpleNamespace(platform="tpu")
@@ -103,6 +103,7 @@ class Search:
             measured=types.SimpleNamespace(
                 compiled_bytes=found.device_bytes,
                 step_seconds=seconds,
+                excess=0,
                 inspection=inspection,
                 vanished=self.vanished(solution.decisions),
                 not_on_host=(),
@@ -224,15 +225,19 @@ def test_no_more_is_compiled_than_was_allowed(monkeypatch):
     assert len(as_expected.attempts) == 1
 
 
+def _settled(search, attempt):
+    return not (waits_longer(attempt) or better_known(attempt, search.budget))
+
+
 def test_what_waits_longer_than_the_model_says_is_changed_with_the_compiles_left():
     surprised = Search(QUESTION, waits=dict.fromkeys(range(4), 3.0))
     found = improved(surprised, 4)
     first = surprised.attempts[0].measured.step_seconds
     assert 1 < len(surprised.attempts) <= 4
     assert found.best.measured.step_seconds < first
-    # As soon as the best program takes what the model says, the rest is not needed.
+    # As soon as one takes what the model says, and the budget, the rest is not needed.
     *before, _ = surprised.attempts
-    assert all(waits_longer(attempt) for attempt in before)
+    assert not any(_settled(surprised, attempt) for attempt in before)
 
 
 def test_what_people_write_by_hand_is_tried_even_if_it_seems_too_big():

@@ -242,6 +242,49 @@ def test_a_stack_that_is_gathered_within_rows_lies_turned_as_well(
     assert predicted - unknowing == turned * stack
 
 
+@needs["v5p-8"]
+@pytest.mark.parametrize("vocabulary", [1024, 32768])
+def test_what_loops_carry_is_counted_as_libtpu_counts_it(vocabulary, monkeypatch):
+    """With few words the most is needed in the backward loop, with many at the logits."""
+    layers, width, hidden, rows = 16, 1024, 4096, 8192
+    policy = jax.checkpoint_policies.save_only_these_names("input", "hidden")
+    target = _target.target("v5p-8")
+
+    def layer(x, weights):
+        x = checkpoint_name(x, "input")
+        y = jnp.tanh(checkpoint_name(x @ weights[0], "hidden"))
+        return x + y @ weights[1], None
+
+    def loss(weights, head, x):
+        remat = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        y, _ = jax.lax.scan(remat, x, weights)
+        logits = 30 * jnp.tanh((y @ head).astype(jnp.float32) / 30)
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[:, 0])
+
+    def sums(*args):
+        return jax.tree.map(jnp.sum, jax.grad(loss)(*args))
+
+    shapes = (layers, width, hidden), (layers, hidden, width)
+    specs = target.specs(
+        tuple(spec(*shape, dtype=jnp.bfloat16) for shape in shapes),
+        spec(width, vocabulary, dtype=jnp.bfloat16),
+        spec(rows, width, dtype=jnp.bfloat16),
+    )
+    lowered = target.lower(jax.jit(sums), *specs)
+    graph = _mlir.read_graph(lowered.compiler_ir())
+    compiled = lowered.compile().memory_analysis().temp_size_in_bytes
+    assert _predict.predict_memory(graph, "tpu").temp == pytest.approx(
+        compiled, rel=0.02
+    )
+    once = dataclasses.replace(_predict.TPU_RULES, counts_carries_again=False)
+    monkeypatch.setattr(_predict, "TPU_RULES", once)
+    heap = _predict.predict_memory(graph, "tpu").temp
+    inputs, values = (layers * rows * n * 2 for n in (width, hidden))
+    gradients = 2 * layers * width * hidden * 2
+    assert heap >= inputs + values + min(gradients, rows * vocabulary * 2)
+    assert compiled > 1.1 * heap
+
+
 @pytest.mark.parametrize(
     ("name", "stacked", "remat"),
     [

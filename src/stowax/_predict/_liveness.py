@@ -6,7 +6,8 @@ all is decided in `_fusion`; here they share them and are counted.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 from .._records._lowered import TensorValue
 from ._flatten import Block, Flat, Node, reads
@@ -59,7 +60,8 @@ def _narrowed(body: Block, flat: Flat) -> Iterator[tuple[int, TensorValue]]:
 class BlockWalk:
     """One block: its buffers, from when to when they live, and the most at once.
 
-    `peak` fills `alive`: the bytes on the device while each operation runs.
+    `peak` fills `alive`, the bytes on the device while each operation runs, and
+    `known_to_libtpu`, the most at once of what is not in a loop's carry yet.
     """
 
     def __init__(self, flat: Flat, rules: Rules, block: Block, slots: Sequence[Slot]):
@@ -70,7 +72,7 @@ class BlockWalk:
         self.last, self.end = self.fusion.last, self.fusion.end
         self.buffer_of: dict[int, _Buffer] = {}
         self.buffers: list[_Buffer] = []
-        self.counted_again = 0
+        self.known_to_libtpu = 0
         self.alive: list[int] = []
         self.assign(slots)
 
@@ -207,15 +209,14 @@ class BlockWalk:
                 changes[buffer.host][buffer.end + 1] -= buffer.bytes
         best, best_host, label = 0, 0, "the entry"
         profile = []
+        at_rest = self.not_carried()
         live = live_host = 0
         for t, node in enumerate(self.nodes):
             live += changes[False][t]
             live_host += changes[True][t]
             inner, inner_host, inside = self.inner(node)
             here = f"{node.scope or node.name}"
-            if short_name(node.name) == "while":
-                again = inner + self.shared_with_loop(node)
-                self.counted_again = max(self.counted_again, live + inner + again)
+            self.known_to_libtpu = max(self.known_to_libtpu, at_rest[t] + inner)
             if inner or not self.fusion.virtual.issuperset(node.results):
                 profile.append((here, live + inner))
             self.alive.append(live + inner)
@@ -224,15 +225,31 @@ class BlockWalk:
             best_host = max(best_host, live_host + inner_host)
         return best, best_host, label, profile
 
-    def shared_with_loop(self, loop: Node) -> int:
-        """The lesser of what a loop accumulates and what it reads of temporaries."""
+    def not_carried(self) -> list[int]:
+        """Temporaries alive at each operation, but for what loops have taken over.
 
-        def in_temporaries(numbers: Iterable[int]) -> int:
-            buffers = {id(b): b for n in numbers if (b := self.buffer_of.get(n))}
-            return sum(b.bytes for b in buffers.values() if not (b.outside or b.host))
-
-        read = in_temporaries(loop.blocks[1].captured())
-        return min(read, in_temporaries(loop.results))
+        What a loop is to take over, filled in before it, is left in `known_to_libtpu`.
+        """
+        taken: dict[int, int] = {}
+        for t, node in enumerate(self.nodes):
+            if short_name(node.name) == "while":
+                for n in node.results:
+                    if n in self.buffer_of:
+                        taken.setdefault(id(self.buffer_of[n]), t)
+        changes = [0] * (self.end + 2)
+        filled = [0] * (self.end + 2)
+        for buffer in self.buffers:
+            if buffer.outside or buffer.host:
+                continue
+            loop = taken.get(id(buffer))
+            changes[buffer.start] += buffer.bytes
+            changes[buffer.end + 1 if loop is None else loop] -= buffer.bytes
+            if loop is not None:
+                filled[loop] += buffer.bytes
+        found = list(itertools.accumulate(changes))
+        before = (here + loop for here, loop in zip(found, filled, strict=True))
+        self.known_to_libtpu = max(before)
+        return found
 
     def walk(
         self, block: Block, slots: Sequence[Slot]

@@ -73,9 +73,13 @@ def predict_memory(
     layers_temp = max(entry_walk.alive[:until], default=temp)
     # A step that ends with the loop (gradients only) needs nothing after it.
     update_temp = max(entry_walk.alive[until:], default=0 if until else temp)
-    if rules.counts_loops_again:
-        temp = max(temp, entry_walk.counted_again)
-        layers_temp = max(layers_temp, entry_walk.counted_again)
+    if rules.counts_carries_again:
+        again = max(0, temp - entry_walk.known_to_libtpu)
+        if update_temp == temp:
+            update_temp += again
+        if layers_temp == temp:
+            layers_temp += again
+        temp += again
 
     def total(numbers: Iterable[int], host: bool) -> int:
         return sum(sizes[n] for n in numbers if (n in flat.host) == host)

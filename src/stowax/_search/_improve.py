@@ -28,7 +28,7 @@ from .._survey._options import alternatives
 from ._attempt import Attempt
 from ._forms import DOUBT, Found
 from ._loop import MOST_COMPILES, Search
-from ._worth import waits_longer
+from ._worth import better_known, waits_longer
 
 _MISTAKEN = 0.25
 """Part of what a change moves (seconds of recomputation, of copies, of storing) by
@@ -61,7 +61,9 @@ def improve(found: Found, most: int) -> Found:
         search.plan()
     while len(search.log) < most:
         best = _best(search)
-        if best.decisions is None or (surprised_only and not waits_longer(best)):
+        if best.decisions is None:
+            break
+        if surprised_only and not _worth_changing(search, best, found.best):
             break
         proposal = next(_proposals(search, best), None)
         if proposal is None:
@@ -70,6 +72,12 @@ def improve(found: Found, most: int) -> Found:
         solution, options = proposal
         search.compile(solution, most, options)
     return dataclasses.replace(found, best=_best(search))
+
+
+def _worth_changing(search: Search, best: Attempt, first: Attempt) -> bool:
+    """Whether it waits longer than the model says, or is new and leaves room."""
+    is_new = best is not first
+    return waits_longer(best) or (is_new and better_known(best, search.budget))
 
 
 def _best(search: Search) -> Attempt:

@@ -245,7 +245,7 @@ def test_a_stack_that_is_gathered_within_rows_lies_turned_as_well(
 @needs["v5p-8"]
 @pytest.mark.parametrize("vocabulary", [1024, 32768])
 def test_what_loops_carry_is_counted_as_libtpu_counts_it(vocabulary, monkeypatch):
-    """With few words the most is needed in the backward loop, with many at the logits."""
+    """The most is needed in the backward loop with few words, else at the logits."""
     layers, width, hidden, rows = 16, 1024, 4096, 8192
     policy = jax.checkpoint_policies.save_only_these_names("input", "hidden")
     target = _target.target("v5p-8")

@@ -29,7 +29,7 @@ from ._attempt import Attempt
 from ._loop import MOST_COMPILES, SLACK, WORTH_ANOTHER_COMPILE, Search
 from ._trial import compile_and_read, outcome
 
-DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
+_DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
 """How far predictions of layers as they are written may be above the truth.
 
 Measured on the models of the benchmarks and of the tutorial: scans by 8 %, unrolled
@@ -312,7 +312,7 @@ def _doubt(search: Search) -> float:
     if search.attempts:
         return 1 + SLACK
     stacks = search.survey.step.stacks.values()
-    return _DOUBT_UNROLLED if any(t.stack.separate for t in stacks) else DOUBT
+    return _DOUBT_UNROLLED if any(t.stack.separate for t in stacks) else _DOUBT
 
 
 def _compile_plain(

@@ -257,8 +257,14 @@ class Fusion:
                 in ELEMENTWISE | {"dynamic_update_slice"}
                 and self.absorbs(readers[0], result)
                 and not self.widens(readers[0], result)
+                and not self.loops_between(self.maker[result], users[0])
             )
         return False
+
+    def loops_between(self, first: int, last: int) -> bool:
+        """Whether a product would wait for a loop, its operands held meanwhile."""
+        between = self.nodes[first + 1 : last]
+        return any(short_name(node.name) == "while" for node in between)
 
     def widens(self, reader: Node, value: int) -> bool:
         """Whether `reader` makes of `value` one of a wider type."""

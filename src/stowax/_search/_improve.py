@@ -42,7 +42,7 @@ _CAUTION = 1.0
 
 _FAR = 1.2
 """How far predictions of policies by hand, which are like nothing that was compiled,
-may be above the truth: 17.7 % for layer inputs offloaded (Gemma2-27B on a v5p)."""
+may be above the truth: 17 % for layer inputs offloaded (PaliGemma2-28B on a v5p)."""
 
 _Options = Mapping[str, str | bool]
 

@@ -161,6 +161,32 @@ def test_what_people_write_by_hand_is_tried_where_it_may_be_faster(monkeypatch):
     assert found.best.measured.step_seconds == min(seconds) < seconds[0]
 
 
+def test_of_two_policies_by_hand_the_one_that_is_likelier_to_fit_comes_first(
+    monkeypatch,
+):
+    """The one that seems a tenth too big has to promise a tenth more."""
+    monkeypatch.setattr(
+        "stowax._search._improve._neighbours", lambda search, decisions: ()
+    )
+    faster, smaller = (baselines(QUESTION)[k] for k in ("keep all", "recompute all"))
+    policies = {"faster": faster, "smaller": smaller}
+    monkeypatch.setattr("stowax._search._improve.policies", lambda problem: policies)
+    hopes = {faster: 1.0, smaller: 1.1}
+    monkeypatch.setattr(
+        "stowax._search._improve._hoped", lambda search, base, d: hopes.get(d, 9e9)
+    )
+    least = evaluate(QUESTION, smaller).device_bytes
+    question = dataclasses.replace(QUESTION, device_bytes=int(least * 1.01))
+    for factor, first in ((1.0, faster), (1.19, smaller)):
+        search = Search(question, waits=dict.fromkeys(range(4), 9.0))
+        search.settle = lambda search=search: solve(search.question)
+        search.forecast.known = lambda d, caution, factor=factor: int(
+            least * (factor if d == faster else 1)
+        )
+        improved(search, 4)
+        assert search.attempts[1].decisions == first
+
+
 def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
     monkeypatch.setattr("stowax._search._improve._by_hand", lambda search: ())
     question = dataclasses.replace(QUESTION, device_bytes=240)

@@ -160,17 +160,22 @@ def _changes(search: Search, best: Attempt) -> Iterator[Decisions]:
     """
     most = best.measured.step_seconds * (1 - _WORTH)
     changed = (
-        (base, decisions)
+        (_hoped(search, base, decisions), decisions)
         for base in (best, *_too_big(search, best))
         for decisions in _neighbours(search, base.decisions or ())
     )
-    by_hand = ((best, decisions) for decisions in _by_hand(search))
-    pairs = (
-        (_hoped(search, base, decisions), decisions)
-        for base, decisions in itertools.chain(changed, by_hand)
+    by_hand = (
+        (_hoped(search, best, decisions) * _too_big_by(search, decisions), decisions)
+        for decisions in _by_hand(search)
     )
+    pairs = itertools.chain(changed, by_hand)
     promising = sorted((p for p in pairs if p[0] < most), key=lambda pair: pair[0])
     return (decisions for _, decisions in promising if _may_fit(search, decisions))
+
+
+def _too_big_by(search: Search, decisions: Decisions) -> float:
+    """What decisions have to promise more, the less likely they are to fit."""
+    return max(1.0, search.forecast.known(decisions, 0.0) / search.budget)
 
 
 def _may_fit(search: Search, decisions: Decisions) -> bool:

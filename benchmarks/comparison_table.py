@@ -154,8 +154,10 @@ outside of the layers, worth 1 to 2 %; on a v5p-16 the two that offload every pr
 On GPUs plans and policies that offload have up to sixteen copies under way; plans of
 Llama2-13B at 79.45 GiB and above, of ViT-g at 91.51 and 105.75 and of Gemma2-2B up to
 58.46, and plans that need the least have the two of XLA's default. Only plans of
-Llama2-7B below 80 GiB and Llama2-13B from 26 to 67 on eight H200, and of Llama2-70B at
-48.66 GiB, are of the version that may run layers as two parts.
+Llama2-7B below 80 GiB and Llama2-13B from 26 to 67 on eight H200, of Llama2-70B at
+48.66 GiB, and on a v5p-8 of Gemma2-9B at 13, 60 and 72, of Gemma2-27B at 74.11, of
+PaliGemma2-3B and 10B between 40 and 63 GiB are of the version that may run layers as
+two parts.
 *XLA* is the step as it is written, compiled for a chip that has the budget and no more.
 Bytes are per device,
 arguments + outputs − aliased + temporaries as compiled; a program fits if they are

@@ -188,7 +188,7 @@ def test_of_two_policies_by_hand_the_one_that_is_likelier_to_fit_comes_first(
 
 
 def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
-    monkeypatch.setattr("stowax._search._improve._by_hand", lambda search: ())
+    monkeypatch.setattr("stowax._search._improve._by_hand", lambda search, best: [])
     question = dataclasses.replace(QUESTION, device_bytes=240)
     search = Search(question)
     search.settle = lambda: search.attempts[-1].solution  # a solver with no idea

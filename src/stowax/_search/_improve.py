@@ -108,6 +108,10 @@ def _proposals(
     tried = {(a.decisions, _key(a.options)) for a in search.attempts}
     settled = search.settle()
     hope = _hoped(search, best, settled.decisions)
+    for promised, decisions in _by_hand(search, best):
+        # The solver finds what its model is most wrong about, and here it was wrong.
+        if promised < hope and not _tried(search, tried, decisions):
+            yield _as_solution(search, best, decisions), None
     if hope < best.measured.step_seconds and not _tried(
         search, tried, settled.decisions
     ):
@@ -164,11 +168,7 @@ def _changes(search: Search, best: Attempt) -> Iterator[Decisions]:
         for base in (best, *_too_big(search, best))
         for decisions in _neighbours(search, base.decisions or ())
     )
-    by_hand = (
-        (_hoped(search, best, decisions) * _too_big_by(search, decisions), decisions)
-        for decisions in _by_hand(search)
-    )
-    pairs = itertools.chain(changed, by_hand)
+    pairs = itertools.chain(changed, _by_hand(search, best))
     promising = sorted((p for p in pairs if p[0] < most), key=lambda pair: pair[0])
     return (decisions for _, decisions in promising if _may_fit(search, decisions))
 
@@ -203,7 +203,17 @@ def _too_big(search: Search, best: Attempt) -> list[Attempt]:
     ]
 
 
-def _by_hand(search: Search) -> Iterator[Decisions]:
+def _by_hand(search: Search, best: Attempt) -> list[tuple[float, Decisions]]:
+    """What people write by hand and may fit, with what it promises, the most first."""
+    found = (
+        (_hoped(search, best, decisions) * _too_big_by(search, decisions), decisions)
+        for decisions in _possible_by_hand(search)
+        if _may_fit(search, decisions)
+    )
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _possible_by_hand(search: Search) -> Iterator[Decisions]:
     """What people write by hand, where it can be carried out and the pins allow it."""
     problem = search.problem()
     for decisions in policies(problem).values():

@@ -10,6 +10,7 @@ no compile.
 
 Proposals, in this order, those first that promise most:
 
+- what people write by hand, where it promises more than the next;
 - the solver's decisions, when offloaded values are charged with what their copies were
   waited for (`_charges`);
 - the decisions of the best plan, or of a faster one that was too big, with one changed,
@@ -108,13 +109,13 @@ def _proposals(
     tried = {(a.decisions, _key(a.options)) for a in search.attempts}
     settled = search.settle()
     hope = _hoped(search, best, settled.decisions)
+    now = best.measured.step_seconds
     for promised, decisions in _by_hand(search, best):
         # The solver finds what its model is most wrong about, and here it was wrong.
-        if promised < hope and not _tried(search, tried, decisions):
+        much = promised < min(hope, now * (1 - _WORTH))
+        if much and not _tried(search, tried, decisions):
             yield _as_solution(search, best, decisions), None
-    if hope < best.measured.step_seconds and not _tried(
-        search, tried, settled.decisions
-    ):
+    if hope < now and not _tried(search, tried, settled.decisions):
         yield settled, None
     for decisions in _changes(search, best):
         if not _tried(search, tried, decisions):

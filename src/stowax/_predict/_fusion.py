@@ -126,10 +126,11 @@ class Rules:
     - `counts_carries_again`: libtpu's `temp_size_in_bytes` is more than the heap of its
       own buffer assignment where a program has loops. It adds what it takes for
       fragmentation: the heap, less the most that is alive at once by a count which
-      loses sight of an array as soon as a loop carries it. So found in 26 scanned steps
-      of other layers, widths, vocabularies, stored values, donated and frozen weights
-      (25 to 16 MiB, one 0.1 GiB off) and in 43 steps of the benchmarks (TPU: v5p and
-      v6e, libtpu 0.0.42.1). A chip that has only the heap is enough.
+      loses sight of an array as soon as a loop carries it. Found by varying layers,
+      widths, vocabulary, stored values, donation and frozen weights in 28 scanned steps
+      (within 16 MiB where the loop's body is predicted right), and held against policies
+      by hand of the benchmarks (`docs/architecture.md`; v5p and v6e, libtpu 0.0.42.1). A
+      chip that has only the heap is enough.
     """
 
     fuses_products: bool

@@ -128,9 +128,9 @@ class Rules:
       fragmentation: the heap, less the most that is alive at once by a count which
       loses sight of an array as soon as a loop carries it. Found by varying layers,
       widths, vocabulary, stored values, donation and frozen weights in 28 scanned steps
-      (within 16 MiB where the loop's body is predicted right), and held against policies
-      by hand of the benchmarks (`docs/architecture.md`; v5p and v6e, libtpu 0.0.42.1). A
-      chip that has only the heap is enough.
+      (within 16 MiB where the loop's body is predicted right), and held against
+      policies by hand of the benchmarks (`docs/architecture.md`; v5p and v6e, libtpu
+      0.0.42.1). A chip that has only the heap is enough.
     """
 
     fuses_products: bool

@@ -28,3 +28,8 @@ class Attempt:
             and self.measured.compiled_bytes <= budget
             and self.measured.host_bytes <= host_budget
         )
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the compiled program moves all that was planned to move."""
+        return not (self.measured.vanished or self.measured.not_on_host)

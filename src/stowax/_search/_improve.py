@@ -46,6 +46,7 @@ _FAR = 1.2
 may be above the truth: 17 % for layer inputs offloaded (PaliGemma2-28B on a v5p)."""
 
 _Options = Mapping[str, str | bool]
+_Promises = list[tuple[float, Decisions]]
 
 
 def improve(found: Found, most: int) -> Found:
@@ -90,12 +91,7 @@ def _best(search: Search) -> Attempt:
 
     What fits already is not lost to a change whose copies the compiler drops.
     """
-    sound = [
-        attempt
-        for attempt in search.attempts
-        if search.fits(attempt)
-        and not (attempt.measured.vanished or attempt.measured.not_on_host)
-    ]
+    sound = [a for a in search.attempts if search.fits(a) and a.is_sound]
     if not sound:
         return search.best()
     return min(sound, key=lambda attempt: attempt.measured.step_seconds)
@@ -110,14 +106,15 @@ def _proposals(
     settled = search.settle()
     hope = _hoped(search, best, settled.decisions)
     now = best.measured.step_seconds
-    for promised, decisions in _by_hand(search, best):
+    by_hand = _by_hand(search, best)
+    for promised, decisions in by_hand:
         # The solver finds what its model is most wrong about, and here it was wrong.
         much = promised < min(hope, now * (1 - _WORTH))
         if much and not _tried(search, tried, decisions):
             yield _as_solution(search, best, decisions), None
     if hope < now and not _tried(search, tried, settled.decisions):
         yield settled, None
-    for decisions in _changes(search, best):
+    for decisions in _changes(search, best, by_hand):
         if not _tried(search, tried, decisions):
             yield _as_solution(search, best, decisions), None
     solution = _as_solution(search, best, best.decisions)
@@ -157,7 +154,7 @@ def _parts(evaluation: Evaluation) -> tuple[float, float, float]:
     return again, moving, evaluation.seconds - again - evaluation.exposed_seconds
 
 
-def _changes(search: Search, best: Attempt) -> Iterator[Decisions]:
+def _changes(search: Search, best: Attempt, by_hand: _Promises) -> Iterator[Decisions]:
     """Other decisions, if they may be faster and may fit.
 
     The best plan's with one changed, those of a faster program that was too big, and
@@ -169,26 +166,20 @@ def _changes(search: Search, best: Attempt) -> Iterator[Decisions]:
         for base in (best, *_too_big(search, best))
         for decisions in _neighbours(search, base.decisions or ())
     )
-    pairs = itertools.chain(changed, _by_hand(search, best))
+    possible = {decisions for _, decisions in by_hand}
+    pairs = itertools.chain(changed, by_hand)
     promising = sorted((p for p in pairs if p[0] < most), key=lambda pair: pair[0])
-    return (decisions for _, decisions in promising if _may_fit(search, decisions))
+    for _, decisions in promising:
+        known = decisions in possible
+        if known or _may_fit(search, decisions, caution=_CAUTION):
+            yield decisions
 
 
-def _too_big_by(search: Search, decisions: Decisions) -> float:
-    """What decisions have to promise more, the less likely they are to fit."""
-    return max(1.0, search.forecast.known(decisions, 0.0) / search.budget)
-
-
-def _may_fit(search: Search, decisions: Decisions) -> bool:
-    """Whether decisions may fit; what is written by hand even if it seems too big.
-
-    It is far from what was compiled, and so are predictions for it from the truth.
-    """
+def _may_fit(
+    search: Search, decisions: Decisions, *, caution: float, doubt: float = 1.0
+) -> bool:
     evaluation = evaluate(search.problem(), decisions)
-    if decisions in policies(search.problem()).values():
-        known = int(search.forecast.known(decisions, 0.0) / _FAR)
-    else:
-        known = search.forecast.known(decisions, _CAUTION)
+    known = search.forecast.known(decisions, caution) / doubt
     return known <= search.budget and evaluation.host_bytes <= search.host_budget
 
 
@@ -204,12 +195,21 @@ def _too_big(search: Search, best: Attempt) -> list[Attempt]:
     ]
 
 
-def _by_hand(search: Search, best: Attempt) -> list[tuple[float, Decisions]]:
-    """What people write by hand and may fit, with what it promises, the most first."""
+def _by_hand(search: Search, best: Attempt) -> _Promises:
+    """What people write by hand and may fit, with what it promises, the most first.
+
+    It may fit even if it seems too big: it is far from what was compiled, and so are
+    predictions for it from the truth. But then it has to promise more.
+    """
+
+    def promised(decisions: Decisions) -> float:
+        size = search.forecast.known(decisions, 0.0) / search.budget
+        return _hoped(search, best, decisions) * max(1.0, size)
+
     found = (
-        (_hoped(search, best, decisions) * _too_big_by(search, decisions), decisions)
+        (promised(decisions), decisions)
         for decisions in _possible_by_hand(search)
-        if _may_fit(search, decisions)
+        if _may_fit(search, decisions, caution=0.0, doubt=_FAR)
     )
     return sorted(found, key=lambda pair: pair[0])
 

@@ -89,17 +89,13 @@ def in_parts(found: Found, make: InParts, most: int) -> Found:
             break
         if other.fits(other.compile(solution, most)):
             break
-    fitting = [a for a in other.attempts if other.fits(a) and _sound(a)]
+    fitting = [a for a in other.attempts if other.fits(a) and a.is_sound]
     mine = min(fitting, key=lambda a: a.measured.step_seconds, default=best)
     if mine.measured.step_seconds >= best.measured.step_seconds:
         return found
     other.other_bound = search.bound_seconds(best.solution) if best.solution else 0.0
     others = (search, *found.others)
     return Found(search=other, best=mine, rolled=found.rolled, others=others)
-
-
-def _sound(attempt: Attempt) -> bool:
-    return not (attempt.measured.vanished or attempt.measured.not_on_host)
 
 
 def _promises(other: Search, solution: Solution) -> bool:

@@ -107,6 +107,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def seconds_text(count: float) -> str:
+    """Three decimals, or three digits of what is small."""
+    return f"{count:.3f}" if count >= 0.1 or not count else f"{count:.3g}"
+
+
 def gib(count: float) -> str:
     """Bytes as GiB with two decimals, for a column that says GiB."""
     return f"{count / GIB:.2f}"

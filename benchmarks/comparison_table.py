@@ -1,128 +1,18 @@
 """Tables and plots of `benchmarks.comparison`, written from its cells.
 
-A cell is a budget of a workload on a target: stowax's plan there against the fastest
-hand-written policy that fits it, XLA's own rematerialization included. Cells that are
-lost come first, each with what can be read off the lines about it.
+First what came out in all (`comparison_summary`), then every workload on every target.
 """
 
-import collections
-import math
 import pathlib
 from typing import Any
 
 from benchmarks import _record, comparison_plots
-from benchmarks._record import gib
+from benchmarks._record import gib, seconds_text
+from benchmarks.comparison_cells import Lines, cells_of, outcome_of, series
+from benchmarks.comparison_summary import summary
 from benchmarks.comparison_workloads import WORKLOADS
 
 COMMAND = "python -m benchmarks.comparison"
-FULL_RECOMPUTE = "nothing_saveable"
-EVEN = 1e-4
-"""Steps within this share of one another count as equally fast: the seconds are read
-off schedules, and two compiles of one program may differ by a few instructions."""
-
-_IN_THE_MODEL = {
-    "everything_saveable": "keep all",
-    FULL_RECOMPUTE: "recompute all",
-    "layer input offloaded": "offload layer inputs",
-}
-"""What a plan's own baselines are called."""
-
-Lines = list[dict[str, Any]]
-
-
-def fits(line: dict[str, Any], budget: int, host_bytes: int) -> bool:
-    """Whether a compiled program stays within both budgets."""
-    if "error" in line or line.get("step_seconds") is None:
-        return False
-    return line["device_bytes"] <= budget and line["host_bytes"] <= host_bytes
-
-
-def series(lines: Lines) -> dict[tuple[str, str], Lines]:
-    """Lines by workload and target; the last line of a cell counts."""
-    latest: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for line in lines:
-        key = (line["workload"], line["target"], line["kind"])
-        latest[(*key, line["name"], line["cell"])] = line
-    found = collections.defaultdict(list)
-    order = list(WORKLOADS)
-    for line in sorted(latest.values(), key=lambda n: order.index(n["workload"])):
-        found[line["workload"], line["target"]].append(line)
-    return dict(found)
-
-
-def cells_of(lines: Lines) -> list[dict[str, Any]]:
-    """One record per budget that was planned for: the plan, and the best by hand."""
-    end = next((line for line in lines if line["kind"] == "ends"), None)
-    if end is None or "error" in end:
-        return []
-    allowed = end["host_bytes_allowed"]
-    policies = [line for line in lines if line["kind"] == "policy"]
-    found = []
-    for plan in sorted(
-        (line for line in lines if line["kind"] == "plan"), key=lambda n: n["cell"]
-    ):
-        budget = plan.get("budget_bytes")
-        if budget is None:
-            found.append({"plan": plan, "best": None, "full": None, "xla": None})
-            continue
-        # What does not compile for a large chip is not tried for a smaller one.
-        xla = next(
-            (
-                n
-                for n in lines
-                if n["kind"] == "xla"
-                and (
-                    n["cell"] == plan["cell"]
-                    or (n["cell"] > plan["cell"] and n.get("step_seconds") is None)
-                )
-            ),
-            None,
-        )
-        rivals = [
-            line
-            for line in (*policies, *([xla] if xla else []))
-            if fits(line, budget, allowed)
-        ]
-        best = min(rivals, key=lambda line: line["step_seconds"], default=None)
-        full = next((n for n in rivals if n["name"] == FULL_RECOMPUTE), None)
-        found.append({"plan": plan, "best": best, "full": full, "xla": xla})
-    return found
-
-
-def outcome_of(cell: dict[str, Any]) -> str:
-    """`faster`, `even`, `slower`, `alone`, `neither` or `error`."""
-    plan, best = cell["plan"], cell["best"]
-    if "error" in plan:
-        return "error"
-    if not plan["fits"]:
-        return "slower" if best else "neither"
-    if best is None:
-        return "alone"
-    ratio = plan["step_seconds"] / best["step_seconds"]
-    if abs(ratio - 1) <= EVEN:
-        return "even"
-    return "faster" if ratio < 1 else "slower"
-
-
-def reason(cell: dict[str, Any]) -> str:
-    """What the lines say about why a cell was lost."""
-    plan, best = cell["plan"], cell["best"]
-    if not plan["fits"]:
-        return f"the plan needs {gib(plan['device_bytes'])} GiB as compiled"
-    known = {b[0]: b for b in plan["baselines"]}
-    other = known.get(_IN_THE_MODEL.get(best["name"], best["name"]))
-    model = f"the planner's model has the plan at {_seconds(plan['model_seconds'])} s"
-    if other is not None:
-        _, device, _, seconds, fitting = other
-        model += f" and the policy at {_seconds(seconds)} s in {gib(device)} GiB"
-        model += "" if fitting else ", which it takes for too much"
-    parts = [model]
-    exposed = plan["exposed_seconds"] - best["exposed_seconds"]
-    parts.append(
-        f"waiting for copies {exposed:+.3g} s, all else "
-        f"{plan['step_seconds'] - best['step_seconds'] - exposed:+.3g} s"
-    )
-    return "; ".join(parts)
 
 
 def write(path: pathlib.Path) -> None:
@@ -135,7 +25,7 @@ def write(path: pathlib.Path) -> None:
         "# Plans against hand-written policies\n",
         _record.provenance_text(COMMAND, dates=[line["date"] for line in lines]),
         _HOW,
-        _summary(found),
+        summary(found),
     ]
     for (workload, target), own in found.items():
         plot = comparison_plots.write(path, workload, target, own, cells_of(own))
@@ -168,62 +58,6 @@ compiled schedule with the figures of `stowax targets`, by the same reader for a
 *exposed* is the part that waits for host copies. Planning and compiling seconds are of
 the wall, on a machine that was doing other things too.
 """
-
-
-def _summary(found: dict[tuple[str, str], Lines]) -> str:
-    counted: dict[tuple[str, str], collections.Counter[str]] = {}
-    lost, ratios, smallest = [], [], []
-    for key, lines in found.items():
-        cells = cells_of(lines)
-        counted[key] = collections.Counter(map(outcome_of, cells))
-        for cell in cells:
-            if outcome_of(cell) in ("slower", "error"):
-                lost.append(_lost(key, cell))
-            if cell["full"] and outcome_of(cell) != "error" and cell["plan"]["fits"]:
-                full = cell["full"]["step_seconds"]
-                ratios.append(cell["plan"]["step_seconds"] / full)
-        smallest.append(counted[key]["alone"] > 0)
-    total = sum(counted.values(), collections.Counter())
-    head = ("workload", "target", *_OUTCOMES)
-    rows = [
-        (w, t, *(count[name] for name in _OUTCOMES))
-        for (w, t), count in counted.items()
-    ]
-    text = (
-        f"**{sum(total.values())} cells: stowax is faster in {total['faster']}, as "
-        f"fast in {total['even']}, slower in {total['slower']}; in {total['alone']} "
-        "only stowax's plan fits, in "
-        f"{total['neither']} nothing does.** "
-    )
-    if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        text += (
-            f"Against full recomputation, where both fit: {mean:.3f} × its step "
-            f"(geometric mean of {len(ratios)} cells). "
-        )
-    text += (
-        f"{sum(smallest)} of {len(smallest)} workloads have a budget that only "
-        "stowax's plan meets.\n\n" + _record.table(head, rows)
-    )
-    if lost:
-        text += "\nCells that are lost:\n\n" + "\n".join(lost) + "\n"
-    return text
-
-
-_OUTCOMES = ("faster", "even", "slower", "alone", "neither", "error")
-
-
-def _lost(key: tuple[str, str], cell: dict[str, Any]) -> str:
-    plan, best = cell["plan"], cell["best"]
-    where = f"- {key[0]}, {key[1]}, cell {plan['cell']}"
-    if "error" in plan:
-        return f"{where}: {plan['error'].splitlines()[0]:.200}"
-    ratio = (
-        f"{plan['step_seconds'] / best['step_seconds'] - 1:+.1%} beside {best['name']}"
-        if plan["fits"]
-        else f"does not fit, and {best['name']} does"
-    )
-    return f"{where} ({gib(plan['budget_bytes'])} GiB): {ratio}; {reason(cell)}"
 
 
 def _section(workload: str, target: str, lines: Lines, plot: str | None) -> str:
@@ -281,18 +115,13 @@ def _cell_row(cell: dict[str, Any]) -> list[str]:
         "yes" if plan["fits"] else "**no**",
         gib(plan["device_bytes"]),
         gib(plan["host_bytes"]),
-        _seconds(plan["step_seconds"]),
-        _seconds(plan["exposed_seconds"]),
-        f"{best['name']} {_seconds(best['step_seconds'])}" if best else "none fits",
+        seconds_text(plan["step_seconds"]),
+        seconds_text(plan["exposed_seconds"]),
+        f"{best['name']} {seconds_text(best['step_seconds'])}" if best else "none fits",
         ratio,
         _taken(xla) if xla else "",
         f"{plan['planning_seconds']:.0f}",
     ]
-
-
-def _seconds(count: float) -> str:
-    """Three decimals, or three digits of what is small."""
-    return f"{count:.3f}" if count >= 0.1 or not count else f"{count:.3g}"
 
 
 def _taken(line: dict[str, Any]) -> str:
@@ -301,7 +130,7 @@ def _taken(line: dict[str, Any]) -> str:
     if line.get("step_seconds") is None:
         needed = line["device_bytes"]
         return f"does not compile ({gib(needed)})" if needed else "does not compile"
-    return f"{gib(line['device_bytes'])}: {_seconds(line['step_seconds'])}"
+    return f"{gib(line['device_bytes'])}: {seconds_text(line['step_seconds'])}"
 
 
 _POLICY_HEAD = (
@@ -331,8 +160,8 @@ def _policy_row(line: dict[str, Any]) -> list[str]:
         line["name"],
         gib(line["device_bytes"]),
         gib(line["host_bytes"]),
-        _seconds(line["step_seconds"]),
-        _seconds(line["exposed_seconds"]),
+        seconds_text(line["step_seconds"]),
+        seconds_text(line["exposed_seconds"]),
         str(line["host_computations"]),
         f"{line['compiling_seconds']:.0f}",
     ]

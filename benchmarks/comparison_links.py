@@ -21,7 +21,7 @@ import sys
 from typing import Any
 
 import stowax
-from benchmarks import _record, comparison_programs, comparison_table
+from benchmarks import _record, comparison_cells, comparison_programs
 from benchmarks.comparison import LINES
 from stowax._hlo._program import read_program
 from stowax._records._stages import Link
@@ -32,7 +32,7 @@ RESULT = _record.RESULTS / "comparison_links.json"
 RATES = (15e9, 20e9, 26e9, 30e9, 40e9, 64e9)
 """Bytes per second and direction: from what is usually quoted for a chip of a v5p host
 to what PCIe 5.0 x16 gives."""
-REFERENCE = comparison_table.FULL_RECOMPUTE
+REFERENCE = comparison_cells.FULL_RECOMPUTE
 
 
 def seconds_of(line: dict[str, Any]) -> list[list[float]] | None:
@@ -88,7 +88,7 @@ depend on it than with a fused kernel; published figures are with one.
 
 def main() -> None:
     rows = []
-    for lines in comparison_table.series(_record.read_lines(LINES)).values():
+    for lines in comparison_cells.series(_record.read_lines(LINES)).values():
         for line in lines:
             if line["kind"] != "policy" or line.get("step_seconds") is None:
                 continue

@@ -105,7 +105,8 @@ def policy_cell(name: str, target: Any, policy: str) -> dict[str, Any]:
         what = workload.by_hand[policy](target)
     else:
         known = comparison_policies.policies(workload.layer_input)
-        what = made(name, target, known[policy]())
+        plain = policy.removesuffix(comparison_policies.PIPELINED)
+        what = made(name, target, known[plain]())
     options = comparison_policies.options_for(policy, target)
     return compiled(name, target, what, options)
 
@@ -210,7 +211,7 @@ def cells(
     Without the ends, `found`, there are no budgets. A plan may compile `most` programs.
     """
     workload, to_do = WORKLOADS[name], {}
-    known = comparison_policies.policies(workload.layer_input)
+    known = comparison_policies.names(workload.layer_input, target)
     for policy in (*known, *workload.by_hand):
         key = (name, target.name, "policy", policy, None)
         to_do[key] = lambda p=policy: policy_cell(name, target, p)

@@ -7,7 +7,7 @@ it takes, and its own time from there on. One is drawn alike in all plots.
 import pathlib
 from typing import Any
 
-from benchmarks.comparison_policies import XLA, policies
+from benchmarks.comparison_policies import PIPELINED, XLA, policies
 
 GIB = 2**30
 
@@ -19,7 +19,10 @@ _STYLES = {
     name: {"color": f"C{i}", "linestyle": "-" if i % 2 else "--"}
     for i, name in enumerate(policies(""))
 }
-_RECIPE = {"color": "C0", "linestyle": ":"}
+_STYLES |= {
+    name + PIPELINED: {**style, "linestyle": ":"} for name, style in _STYLES.items()
+}
+_RECIPE = {"color": "C0", "linestyle": "-."}
 """Of a workload's own recipe."""
 
 

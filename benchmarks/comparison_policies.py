@@ -12,13 +12,14 @@ from typing import Any
 import jax
 
 from benchmarks.models import _named
-from stowax._survey._options import plan_options
+from stowax._survey._options import options_by_hand, plan_options
 
 _TO_HOST = {"offload_src": "device", "offload_dst": "pinned_host"}
 _QKV = ("query_proj", "key_proj", "value_proj")
 _EVERY = (*_named.ATTENTION, *_named.FEED_FORWARD)
 XLA = "XLA's own rematerialization"
 PLAN = "stowax"
+PIPELINED = ", XLA's pipeline"
 
 
 def _offloaded(*names: str) -> Any:
@@ -50,6 +51,22 @@ def policies(layer_input: str) -> dict[str, Callable[[], Any]]:
     }
 
 
+def names(layer_input: str, target: Any) -> list[str]:
+    """Every policy on `target`, in order.
+
+    One that offloads is compiled in two ways for a TPU, see `options_for`.
+    """
+    known = list(policies(layer_input))
+    if target.platform != "tpu":
+        return known
+    return known + [name + PIPELINED for name in known if "offload" in name]
+
+
 def options_for(name: str, target: Any) -> dict[str, Any]:
-    """Compiler options of a policy: those that a plan would get that does the same."""
-    return plan_options(target, "offload" in name or "recipe" in name)
+    """Compiler options of a policy: those that a plan would get that does the same.
+
+    A plan for a TPU lays out its own pipeline of copies, and has XLA's turned off. What
+    that does to a scan under a policy depends: so there is one with it, too.
+    """
+    options = plan_options(target, "offload" in name or "recipe" in name)
+    return options_by_hand(options) if name.endswith(PIPELINED) else options

@@ -164,6 +164,20 @@ def test_policies_get_the_options_of_a_plan_that_does_the_same(place):
     }
 
 
+def test_offloading_by_hand_is_compiled_for_a_tpu_with_xlas_own_pipeline_too():
+    v5p, h200 = stowax.target("v5p-8"), stowax.target("h200")
+    plain = list(comparison_policies.policies("x"))
+    assert comparison_policies.names("x", h200) == plain
+    extra = [n for n in comparison_policies.names("x", v5p) if n not in plain]
+    assert len(extra) == 4
+    for name in extra:
+        without = name.removesuffix(comparison_policies.PIPELINED)
+        left_out = {*comparison_policies.options_for(without, v5p)} - {
+            *comparison_policies.options_for(name, v5p)
+        }
+        assert left_out == {"xla_tpu_pipeline_memory_host_transfers"}
+
+
 def test_budgets_go_from_the_smallest_to_keeping_everything():
     found = {"smallest_budget": 10, "largest_budget": 80}
     budgets = [comparison.budget_of(found, cell) for cell in range(comparison.BUDGETS)]

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
+import stowax
 from stowax._plan._export import plan_as_code
 from stowax._records._plan import DecisionRecord, PlanRecord, StackRecord
+from stowax._survey._options import plan_options
 
 LAYERS, WIDTH, ROWS = 3, 8, 4
 STACK = "0123abcd.0"
@@ -240,3 +242,14 @@ def test_names_are_valid_python_wherever_the_model_is():
     assert "checkpointed_at_2nd_try_7" in run(code)
     assert '"at_2nd_try_1_dot_general"' in code
     assert "policy_layers" in run(plan_as_code(plan(odd, source="unknown source")))
+
+
+def test_code_leaves_copies_to_xlas_own_pipeline():
+    # A plan has that turned off: a policy's scan has no other.
+    options = plan_options(stowax.target("v5p-8"), offloads=True)
+    pipeline = "xla_tpu_pipeline_memory_host_transfers"
+    assert options[pipeline] is False
+    made = dataclasses.replace(plan(*FULL), compiler_options=options)
+    got = run(plan_as_code(made))["compiler_options"]
+    assert got == {k: v for k, v in options.items() if k != pipeline}
+    assert got["xla_tpu_host_transfer_overlap_limit"] == "24"

@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 
 from .._records._plan import DecisionRecord, PlanRecord, StackRecord
+from .._survey._options import options_by_hand
 
 # What `_candidates` calls a value that the user gave no name: operation, output, place.
 _OWN_NAME = re.compile(r"^(?P<operation>[\w-]+)(\[\d+\])? .+:\d+( in .*)?$")
@@ -49,7 +50,8 @@ _IN_PARTS = """# The plan runs a stack as two parts, one after the other. Write 
 """
 
 _OPTIONS = """\
-# What the plan's program was compiled with, for jax.jit:
+# What the plan's program was compiled with, for jax.jit, without the options that leave
+# copies to the plan's own pipeline:
 compiler_options = {{
 {lines}}}
 """
@@ -85,8 +87,8 @@ def plan_as_code(record: PlanRecord) -> str:
         parts.append(_stack_code(stack, decisions, taken))
     if not record.stacks:
         parts.append("# The plan has no repeated body: there is nothing to wrap.\n")
-    if record.compiler_options:
-        lines = [f"    {k!r}: {v!r},\n" for k, v in record.compiler_options.items()]
+    if options := options_by_hand(record.compiler_options):
+        lines = [f"    {k!r}: {v!r},\n" for k, v in options.items()]
         parts.append(_OPTIONS.format(lines="".join(lines)))
     return "\n\n".join(parts)
 

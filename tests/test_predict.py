@@ -61,6 +61,20 @@ def test_a_donated_argument_is_the_output():
     assert donated.device_total == plain.device_total - MATRIX == MATRIX
 
 
+def test_a_spread_argument_is_the_output_behind_a_reshape():
+    # JAX leaves it to the compiler which of them it is, and one may be known by the
+    # shape in which it was made.
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    spread = NamedSharding(mesh, PartitionSpec(None, None, "x"))
+
+    def step(weights):
+        return (weights.reshape(2 * N, N) * 2).reshape(2, N, N)
+
+    given = jax.ShapeDtypeStruct((2, N, N), jnp.float32, sharding=spread)
+    donated = predict(step, given, donate_argnums=0)
+    assert donated.alias == donated.argument == 2 * MATRIX // 4
+
+
 def test_elementwise_chains_take_no_bytes_products_do():
     chain = predict(lambda x: jnp.sum(jnp.cos(x * 2) + 1), spec(N, N))
     assert chain.temp <= 4 * F32

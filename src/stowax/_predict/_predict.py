@@ -18,6 +18,7 @@ two within a quarter of each other on training steps of several kinds.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 from .._records._lowered import Graph
@@ -120,7 +121,8 @@ def _aliases(graph: Graph, flat: Flat) -> dict[int, int]:
     """Output index → number of the donated argument whose buffer it gets.
 
     Where JAX leaves the pairing to the compiler (sharded programs), an output gets the
-    first free donated argument of the same size and memory, as XLA does it.
+    first free donated argument of the same size and memory, as XLA does it. Not of the
+    same shape: a result that is a reshaped value is known here by the value's.
     """
     arguments, results = flat.entry.arguments, flat.entry.results
     paired: dict[int, int] = {}
@@ -143,8 +145,5 @@ def _aliases(graph: Graph, flat: Flat) -> dict[int, int]:
 
 def _alike(flat: Flat, left: int, right: int) -> bool:
     a, b = flat.values[left], flat.values[right]
-    return (
-        a.local_shape == b.local_shape
-        and a.item_bytes == b.item_bytes
-        and (left in flat.host) == (right in flat.host)
-    )
+    sizes = [math.prod(value.local_shape) * value.item_bytes for value in (a, b)]
+    return sizes[0] == sizes[1] and (left in flat.host) == (right in flat.host)

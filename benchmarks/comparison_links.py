@@ -75,24 +75,11 @@ def write(rows: list[dict[str, Any]]) -> None:
         cells = [f"{gains[name][k]:+.1%}" for name in PUBLISHED]
         rates = (link.device_to_host / 1e9, link.host_to_device / 1e9)
         table.append(("{:g}, {:g}".format(*rates), *cells))
-    programs = [
-        (
-            row["workload"],
-            row["policy"],
-            _record.gib(row["device_bytes"]),
-            f"{row['full_seconds']:.3f}",
-            *(f"{row['seconds'][k][0]:.3f}" for k in range(len(LINKS))),
-        )
-        for row in rows
-    ]
-    of_programs = ("workload", "policy", "GiB", "full recompute, s")
     text = [
         "# Q, K and V offloaded by hand, over other links\n",
         _record.provenance_text(COMMAND),
         _HOW,
         _record.table(head, table),
-        "Seconds of a step, per program:\n",
-        _record.table((*of_programs, *(row[0] for row in table[1:])), programs),
     ]
     RESULT.with_suffix(".md").write_text("\n".join(text))
 
@@ -110,7 +97,7 @@ _HOW = """Simulated seconds of a step on a v5p-8 beside full recomputation
 Programs are those of [comparison](comparison.md): with XLA's own pipeline of copies and
 without, the faster counts. Attention is plain, its scores written to memory, which
 makes more of a step depend on it than with a fused kernel; published figures are with
-one.
+one. Seconds of each program are in the JSON beside this page.
 """
 
 

@@ -7,8 +7,10 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_INSTALL_FLAGS ?=
 PYTEST_FLAGS ?=
-# One process per core, but no more than fit in memory; a file's tests share programs.
-PYTEST_PROCESSES ?= --numprocesses auto --maxprocesses 4 --dist loadfile
+# One process per core, but no more than fit in memory; a file's tests share programs,
+# and files come in the order of tests/conftest.py.
+PYTEST_PROCESSES ?= --numprocesses auto --maxprocesses 4 --dist loadfile \
+  --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq

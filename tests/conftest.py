@@ -44,8 +44,16 @@ def usual_promotion():
         yield
 
 
+_LONGEST = ("test_tutorial.py", "test_gpu_benchmark.py", "test_random_steps.py")
+"""Files of few tests that take minutes."""
+
+
 def pytest_collection_modifyitems(items):
-    """Skip, and say so, what needs a GPU where there is none."""
+    """The longest files first; what needs a GPU is skipped where there is none.
+
+    A file is run by one process. Begun last, a long one is all that runs in the end.
+    """
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and jax.default_backend() != "gpu":
         skip = pytest.mark.skip(reason="no attached GPU (JAX_PLATFORMS=cuda,cpu)")

@@ -41,13 +41,15 @@ is `stowax.plan` for that budget; the policies are JAX's and MaxText's, each lay
 TPUs always). Some programs were compiled without the latter: on a v5p-8 those of Llama
 and Gemma are the same without; most of PaliGemma2's have one fusion of two products
 outside of the layers, worth 1 to 2 %; on a v5p-16 the two that offload every product.
+Policies that offload are on TPUs there twice: a plan lays out its own pipeline of
+copies and has XLA's turned off, a scan under a policy may be better off with it.
 On GPUs plans and policies that offload have up to sixteen copies under way; plans of
-Llama2-13B at 79.45 GiB and above, of ViT-g at 91.51 and 105.75 and of Gemma2-2B up to
-58.46, and plans that need the least have the two of XLA's default. Only plans of
-Llama2-7B below 80 GiB and Llama2-13B from 26 to 67 on eight H200, of Llama2-70B at
-48.66 GiB, and on a v5p-8 of Gemma2-9B at 13, 60 and 72, of Gemma2-27B at 74.11, of
-PaliGemma2-3B and 10B between 40 and 63 GiB are of the version that may run layers as
-two parts.
+Gemma2-2B up to 58.46 GiB, and plans that need the least have the two of XLA's default.
+Plans are by the planner of their day. Those that may run layers as two parts are on
+eight H200 of Llama2-7B below 80 GiB, Llama2-13B, and a mixture of experts up to 49, on
+one of ViT-g above 90, on a v5p-8 of Llama2-13B at 72 GiB, Gemma2-9B at 13, 60 and 72,
+Gemma2-27B at 74, PaliGemma2-28B at 65 and above, of 3B and 10B between 30 and 85, and
+of Llama2-70B at 48.66 GiB of a v5p-16.
 *XLA* is the step as it is written, compiled for a chip that has the budget and no more.
 Bytes are per device,
 arguments + outputs − aliased + temporaries as compiled; a program fits if they are

@@ -41,15 +41,16 @@ is `stowax.plan` for that budget; the policies are JAX's and MaxText's, each lay
 TPUs always). Some programs were compiled without the latter: on a v5p-8 those of Llama
 and Gemma are the same without; most of PaliGemma2's have one fusion of two products
 outside of the layers, worth 1 to 2 %; on a v5p-16 the two that offload every product.
-Policies that offload are on TPUs there twice: a plan lays out its own pipeline of
-copies and has XLA's turned off, a scan under a policy may be better off with it.
+On TPUs policies that offload Q, K and V or layer inputs are there twice: a plan lays
+out its own pipeline of copies and has XLA's turned off, a scan under a policy may be
+better off with it. Those that offload every product take twice the step by their bytes.
 On GPUs plans and policies that offload have up to sixteen copies under way; plans of
 Gemma2-2B up to 58.46 GiB, and plans that need the least have the two of XLA's default.
 Plans are by the planner of their day. Those that may run layers as two parts are on
 eight H200 of Llama2-7B below 80 GiB, Llama2-13B, and a mixture of experts up to 49, on
-one of ViT-g above 90, on a v5p-8 of Llama2-13B at 72 GiB, Gemma2-9B at 13, 60 and 72,
-Gemma2-27B at 74, PaliGemma2-28B at 65 and above, of 3B and 10B between 30 and 85, and
-of Llama2-70B at 48.66 GiB of a v5p-16.
+one of ViT-g above 90, on a v5p-8 of Llama2-13B at 72 GiB, Gemma2-9B but at 37 and 96,
+Gemma2-27B at 74, PaliGemma2-28B from 65 to 86, of 3B and 10B between 30 and 85, and of
+Llama2-70B at 48.66 GiB of a v5p-16.
 *XLA* is the step as it is written, compiled for a chip that has the budget and no more.
 Bytes are per device,
 arguments + outputs − aliased + temporaries as compiled; a program fits if they are

@@ -109,6 +109,8 @@ def main() -> None:
         full = lines[comparison_cells.FULL_RECOMPUTE]["step_seconds"]
         for policy in (POLICY, POLICY + PIPELINED):
             print(workload, policy, file=sys.stderr, flush=True)
+            if policy not in lines:
+                raise SystemExit(f"no line of {workload}, {policy}: compile it first")
             line = lines[policy]
             keys = ("workload", "target", "device_bytes", "host_bytes")
             given = {key: line[key] for key in keys} | {"full_seconds": full}

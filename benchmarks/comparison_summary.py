@@ -1,6 +1,6 @@
-"""All cells of `benchmarks.comparison` in one table, and those that are lost.
+"""All cells of `benchmarks.comparison` in one table, and after it those that are lost.
 
-Lost cells come first, each with what can be read off the lines about it.
+Each lost cell comes with what can be read off the lines about it.
 """
 
 import collections
@@ -17,6 +17,7 @@ from benchmarks.comparison_cells import (
     fits,
     outcome_of,
 )
+from benchmarks.comparison_policies import PIPELINED
 
 _IN_THE_MODEL = {
     "everything_saveable": "keep all",
@@ -143,7 +144,8 @@ def reason(cell: dict[str, Any]) -> str:
     if not plan["fits"]:
         return f"the plan needs {gib(plan['device_bytes'])} GiB as compiled"
     known = {b[0]: b for b in plan["baselines"]}
-    other = known.get(_IN_THE_MODEL.get(best["name"], best["name"]))
+    name = best["name"].removesuffix(PIPELINED)  # which the model does not know
+    other = known.get(_IN_THE_MODEL.get(name, name))
     mine = seconds_text(plan["model_seconds"])
     model = f"the planner's model has the plan at {mine} s"
     if other is not None:

@@ -88,7 +88,7 @@ def test_nothing_is_left_for_later_where_the_link_had_no_pause():
 
 
 def test_the_next_layer_begins_with_as_few_as_fill_the_pause():
-    """v1 and v2 end after 5.5 s in turn, after 4.5 once the link begins with one."""
+    """v1 and v2 end after 5.9 s at once, after 4.5 if the link begins with one."""
     body = chain(bytes=BYTES)
     operations = tuple(
         dataclasses.replace(o, seconds=s)
@@ -98,6 +98,16 @@ def test_the_next_layer_begins_with_as_few_as_fill_the_pause():
     link = dataclasses.replace(FAST, device_to_host=BYTES / 2.25)
     found = ways_to_store(body, ("keep", "offload", "offload", "keep"), link)
     assert [found[i] for i in (1, 2)].count("offload") == 1
+
+
+def test_what_is_made_last_does_not_hold_up_what_was_there_before():
+    """Copies begin when v2 is made, after 2 s of 3: v1, made after 1, takes 1.2."""
+    body = replaced(BODY, 2, bytes=BYTES // 4)
+    link = dataclasses.replace(FAST, device_to_host=BYTES / 1.2)
+    both = ways_to_store(body, ("keep", "offload", "offload", "keep"), link)
+    assert both == {0: "keep", 1: "offload early", 2: "offload", 3: "keep"}
+    alone = ways_to_store(body, ("keep", "offload", "keep", "keep"), link)
+    assert alone[1] == "offload early"
 
 
 def test_what_is_small_beside_the_rest_comes_ahead_if_something_is_made_of_it():

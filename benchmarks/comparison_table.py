@@ -47,11 +47,7 @@ better off with it. Those that offload every product are there without it alone:
 take 1.6 to 5 times the best policy's step; with it they have yet to be compiled.
 On GPUs plans and policies that offload have up to sixteen copies under way; plans of
 Gemma2-2B up to 58.46 GiB, and plans that need the least have the two of XLA's default.
-Plans are by the planner of their day. Those that may run layers as two parts are on
-eight H200 of Llama2-7B below 80 GiB, Llama2-13B, and a mixture of experts up to 49, on
-one of ViT-g above 90, on a v5p-8 of Llama2-13B at 72 GiB, Gemma2-9B but at 37 and 96,
-Gemma2-27B at 74, PaliGemma2-28B from 65 to 86, of 3B and 10B between 30 and 85, and of
-Llama2-70B at 48.66 GiB of a v5p-16.
+Plans are by the planner of their day, which `comparison.jsonl` has for each.
 *XLA* is the step as it is written, compiled for a chip that has the budget and no more.
 Bytes are per device,
 arguments + outputs − aliased + temporaries as compiled; a program fits if they are

@@ -65,12 +65,47 @@ def summary(found: dict[tuple[str, str], Lines]) -> str:
             f"Against full recomputation, where both fit: {_mean(recomputing):.3f} × "
             f"its step (geometric mean of {len(recomputing)} cells). "
         )
+    text += _bars(found)
     text += (
         f"{below} of {len(rows)} workloads have a budget that only stowax's plan "
         f"meets.\n\n{_EXPLAINED}\n" + _record.table(_HEAD, rows)
     )
     if lost:
         text += "\nCells that are lost:\n\n" + "\n".join(lost) + "\n"
+    return text
+
+
+_LARGEST = ("llama2-13b", "gemma2-27b", "paligemma2-28b", "llama2-70b")
+"""Models for which offloading is said to pay, by published point solutions."""
+
+
+def _bars(found: dict[tuple[str, str], Lines]) -> str:
+    """The same for whole training steps, and for the largest models on v5p."""
+    steps = [
+        cell
+        for (workload, _), lines in found.items()
+        for cell in cells_of(lines)
+        if not workload.startswith("tutorial")
+    ]
+    large = [
+        ratio
+        for (workload, target), lines in found.items()
+        if workload in _LARGEST and target.startswith("v5p")
+        for ratio in _ratios(cells_of(lines), "full")
+    ]
+    rivals = collections.Counter(outcome_of(c) for c in steps if c["best"])
+    text = ""
+    if beside := _ratios(steps, "best"):
+        text = (
+            f"Of {rivals.total()} cells of whole training steps (all but the "
+            f"tutorial's) with a policy that fits {rivals['faster']} are faster; "
+            f"beside the best {_mean(beside):.3f} (geometric mean). "
+        )
+    if large:
+        text += (
+            f"Beside full recomputation on v5p, {', '.join(_LARGEST)}: "
+            f"{_mean(large):.3f} ({len(large)} cells). "
+        )
     return text
 
 

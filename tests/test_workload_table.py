@@ -99,6 +99,11 @@ def test_lost_cells_stand_in_the_table_with_their_reason(tmp_path):
     # Beside the best that fits: 4 / 4, 3.5 / 4, 2.9 / 3 and, of XLA alone, 2 / 1.5.
     counted = "| vit-g | h200 | 6 | 2 | 1 | 2 | 1 | "
     assert f"{counted}0.875 to 1.333 | {mean:.3f} | 4.00 | 6.00 | 0 |" in text
+    beside = math.prod([4 / 4, 3.5 / 4, 2.9 / 3, 2 / 1.5]) ** (1 / 4)
+    assert "with a policy that fits 2 are faster; " in text
+    assert "Of 5 cells of whole training steps (all but the tutorial's)" in text
+    assert f"beside the best {beside:.3f} (geometric mean)" in text
+    assert "on v5p, llama2-13b" not in text
     lost = text[text.index("Cells that are lost") : text.index("## vit-g, h200")]
     assert "cell 4 (16.00 GiB): does not fit, and dots_saveable does" in lost
     assert "cell 5 (20.00 GiB): +33.3% beside XLA" in lost

@@ -65,12 +65,13 @@ def add_seconds(
                 row |= {c: -much / unit for c, much in rerun.items()}
             builder.row(row | {late: -1.0 / unit}, seconds / unit, name)
 
+        ahead, back_again = body.windows
         for busy in filter(None, forward):
             name = f"forward window of {body.name}"
-            window(busy, columns.late_forward, body.forward_seconds, name)
+            window(busy, columns.late_forward, ahead, name)
         for busy in filter(None, backward):
             name = f"backward window of {body.name}"
-            window(busy, columns.late_backward, body.backward_seconds, name)
+            window(busy, columns.late_backward, back_again, name)
     else:
         for c, passage in passing.items():
             busy = _directions(problem, ({}, {}), {c: passage})

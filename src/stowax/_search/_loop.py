@@ -25,6 +25,7 @@ from ._charges import charged, charges_of
 from ._forecast import Forecast
 from ._lessons import Lessons, learned, taught
 from ._trial import compile_and_read, outcome
+from ._windows import Windows, windowed, windows_of
 from ._worth import WORTH_FILLING, better_known, waits_longer
 
 MOST_COMPILES = 4
@@ -64,7 +65,8 @@ class Search:
     was compiled for the plan, other searches' attempts too, `other_bound` the seconds
     below which none of theirs can be, `plain` the predicted bytes of the step as it is,
     donated or not (see `_forms`). `charges` are what offloaded values were waited for,
-    `lessons` what the planner's memory model was seen to leave out, `proposed` every
+    `lessons` what the planner's memory model was seen to leave out, `windows` how long
+    the last program's loops work, `proposed` every
     solution that a prediction was made for, `nearly` what was too big by little.
     """
 
@@ -82,6 +84,7 @@ class Search:
     charges: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict)
     attempts: list[Attempt] = dataclasses.field(default_factory=list)
     lessons: Lessons = dataclasses.field(default_factory=Lessons)
+    windows: Windows = dataclasses.field(default_factory=dict)
     proposed: dict[Decisions, Solution] = dataclasses.field(default_factory=dict)
     nearly: Attempt | None = None
     solving_seconds: float = 0.0
@@ -179,7 +182,7 @@ class Search:
         problem = (survey or self.survey).problem(
             budget or self.budget, self._host_left, self.lessons.everywhere
         )
-        return taught(problem, self.lessons)
+        return windowed(taught(problem, self.lessons), self.windows)
 
     def _another_round(self, least_last: bool) -> bool:
         """One more program; false when there is nothing left worth compiling."""
@@ -361,6 +364,9 @@ class Search:
         )
         self.add(attempt)
         self.forecast.learn(solution.decisions, measured.compiled_bytes)
+        bodies = self.survey.bodies
+        found = windows_of(bodies, solution.decisions, measured.loops)
+        self.windows = {**self.windows, **found}
         self._charge(attempt)
         return attempt
 

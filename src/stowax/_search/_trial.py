@@ -26,6 +26,7 @@ from .._state._shards import device_bytes
 from .._survey._apply import StepPlan
 from .._survey._survey import Survey, predict
 from .._units import format_bytes, format_seconds
+from ._windows import Windows, loop_seconds
 
 _ENOUGH = 0.9
 """Part of the planned bytes that has to move where a scope is not to be found."""
@@ -39,13 +40,15 @@ _STREAMS = {WEIGHTS: "host-to-device", GRADIENTS: "device-to-host"}
 class Measured:
     """A compiled program: its figures, and the record of the trial.
 
-    `inspection` is `None` where the compiler refused for want of memory.
+    `inspection` is `None` where the compiler refused for want of memory. `loops` has
+    how long the loops of each body work.
     """
 
     trial: Trial
     inspection: Any | None
     vanished: tuple[str, ...] = ()
     not_on_host: tuple[str, ...] = ()
+    loops: Windows = dataclasses.field(default_factory=dict)
 
     @property
     def predicted_bytes(self) -> int:
@@ -116,7 +119,8 @@ def compile_and_read(
         lost += _not_streamed(survey, inspection, lowered)
         absent = {*plan.hosted.on_host} - updated_leaves(program)
         away = tuple(survey.step.arguments[i].path for i in sorted(absent))
-    return dataclasses.replace(measured, vanished=lost, not_on_host=away)
+    loops = loop_seconds(program, survey.bodies, survey.target)
+    return dataclasses.replace(measured, vanished=lost, not_on_host=away, loops=loops)
 
 
 def _measured(

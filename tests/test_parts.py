@@ -21,6 +21,7 @@ from stowax._layers._rewrite import Options
 from stowax._layers._stack import can_run_as_parts, parts_of
 from stowax._mark import stow
 from stowax._records._program import Transfer
+from stowax._search import _parts
 from stowax._step._trace import trace_step
 
 LAYERS = 5
@@ -183,6 +184,30 @@ def test_parts_fill_what_one_more_value_of_every_layer_does_not_fit_into(unrolle
     assert found.device_bytes > whole.compiled_bytes
     assert found.step_seconds < 0.99 * whole.step_seconds
     assert compiled_total(found, train, *args) == found.device_bytes
+
+
+@pytest.mark.once
+def test_parts_begin_with_what_the_whole_taught(monkeypatch):
+    make, inherited, taught = _parts.InParts.__call__, _parts._inherited, []
+
+    def makes(self, search, name, first_part):
+        search.windows = {name: (1.0, 2.0)}
+        search.nearly = search.attempts[-1]  # of other bodies: nothing for the parts
+        other = make(self, search, name, first_part)
+        assert other.nearly is None
+        return other
+
+    def inherits(other, search, best):
+        found = inherited(other, search, best)
+        taught.append((set(search.windows), dict(other.windows)))
+        return found
+
+    monkeypatch.setattr(_parts.InParts, "__call__", makes)
+    monkeypatch.setattr(_parts, "_inherited", inherits)
+    divided_plan.__wrapped__()  # not what other tests are given
+    for (name,), windows in taught:
+        assert windows == {f"{name}_1": (1.0, 2.0), f"{name}_2": (1.0, 2.0)}
+    assert taught
 
 
 def test_copies_of_a_value_are_counted_for_the_part_that_makes_them():

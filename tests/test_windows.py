@@ -87,3 +87,9 @@ def test_the_next_question_has_the_windows_of_the_last_program(monkeypatch):
     assert bodies[name].windows[0] == forward
     assert bodies[name].windows[0] != priced[name].windows[0]
     assert bodies[name].forward_seconds == priced[name].forward_seconds
+    # A bound that was proven for longer windows is none for these.
+    assert attempt.solution is not None
+    search.charges = {}
+    bound = search.bound_seconds(attempt.solution)
+    search.windows = {name: (0.0, 0.0)}
+    assert search.bound_seconds(attempt.solution) > bound

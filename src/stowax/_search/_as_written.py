@@ -99,6 +99,8 @@ def beside(
         free=free,
         attempts=[],
         charges={},
+        windows={},
+        nearly=None,
         lessons=Lessons(),
         proposed={},
         least=set(),

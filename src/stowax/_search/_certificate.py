@@ -1,10 +1,11 @@
 """What a plan may claim: how far it is from the fastest that fits, and what stops it.
 
-The planner's model changes while the loop runs: programs correct its memory, and what
-was waited for is charged to what moved. So everything is priced once more by the model
-as it stands at the end, and a bound that was proven for one attempt yields to another
-attempt that fits and is faster. What goes silently wrong without it: a plan that is
-called optimal, and a pinned one that is faster.
+The planner's model changes while the loop runs: programs correct its memory and the
+time in which copies hide, and what was waited for is charged to what moved. So
+everything is priced once more by the model as it stands at the end, and a bound that
+was proven for one attempt yields to another attempt that fits and is faster. What goes
+silently wrong without it: a plan that is called optimal, and a pinned one that is
+faster.
 """
 
 import dataclasses

@@ -66,8 +66,8 @@ class Search:
     below which none of theirs can be, `plain` the predicted bytes of the step as it is,
     donated or not (see `_forms`). `charges` are what offloaded values were waited for,
     `lessons` what the planner's memory model was seen to leave out, `windows` how long
-    the last program's loops work, `proposed` every
-    solution that a prediction was made for, `nearly` what was too big by little.
+    the last program's loops work, `proposed` every solution that a prediction was made
+    for, `nearly` what was too big by little.
     """
 
     survey: Survey
@@ -140,7 +140,7 @@ class Search:
     def bound_seconds(self, solution: Solution) -> float:
         """The solver's bound for `solution`, with what is known of waiting now."""
         bound = solution.bound_seconds
-        if self.charges:
+        if self.charges or self.windows:
             again = self._solve(self.problem())
             bound = again.bound_seconds if again.outcome != "infeasible" else bound
         return min(bound, self.other_bound)

@@ -239,6 +239,11 @@ def _inherited(other: Search, search: Search, best: Attempt) -> bool:
         for (name, index), seconds in search.charges.items()
         if name == whole
     }
+    other.windows = {
+        part: search.windows[whole]
+        for part, whole in owners.items()
+        if whole in search.windows
+    }
     return True
 
 

@@ -1,10 +1,10 @@
 """stowax's plans beside hand-written checkpoint policies, workload by workload.
 
 For every workload and target: what the step takes as it is written and the smallest
-budget there is give eight budgets; at each, `stowax.plan` as a user calls it, and XLA's
-own rematerialization told of a chip that small. Each hand-written policy is compiled
-once. Bytes are XLA's, seconds are simulated from the compiled schedules, all by the
-same reader.
+budget there is give eight budgets; for them `stowax.plans` as a user calls it, and
+XLA's own rematerialization told of a chip that small. Each hand-written policy is
+compiled once. Bytes are XLA's, seconds are simulated from the compiled schedules, all
+by the same reader.
 
     python -m benchmarks.comparison                                everything; resumes
     python -m benchmarks.comparison --workload llama2-13b --target v5p-8
@@ -36,7 +36,7 @@ from benchmarks import (
     comparison_programs,
     comparison_table,
 )
-from benchmarks._record import Stopwatch
+from benchmarks.comparison_plans import PLANS, PlansOf
 from benchmarks.comparison_policies import PLAN, XLA
 from benchmarks.comparison_workloads import WORKLOADS, made
 from stowax._survey._options import smaller_chip
@@ -79,17 +79,35 @@ def ends(name: str, target: Any) -> dict[str, Any]:
     written = compiled(name, target, (step, specs), {})
     if "refused" in written:
         raise RuntimeError(written["refused"])
-    plan = stowax.plan(step, *specs, budget=TINY, target=target, progress=quiet)
+    smallest, planning_seconds = smallest_budget(step, specs, target)
     keep_all = written.get("device_bytes") or target.device_bytes + 1
     return written | {
         "keep_all_bytes": keep_all,
         "largest_budget": min(keep_all, target.device_bytes),
-        "smallest_budget": plan.smallest_budget,
-        "smallest_budget_is": plan.smallest_budget_is,
+        "smallest_budget": smallest,
+        "smallest_budget_is": "compiled",
         "chip_bytes": target.device_bytes,
         "host_bytes_allowed": target.host_bytes,
-        "planning_seconds": plan.planning_seconds,
+        "planning_seconds": planning_seconds,
     }
+
+
+def smallest_budget(
+    step: Any, specs: tuple[Any, ...], target: Any
+) -> tuple[int, float]:
+    """Bytes of the smallest program that was compiled, and the seconds that it took.
+
+    What a plan only predicts to be the smallest budget is planned for.
+    """
+    asking: dict[str, Any] = {"target": target, "cache": PLANS, "progress": quiet}
+    plan = stowax.plan(step, *specs, budget=TINY, **asking)
+    seconds = plan.planning_seconds
+    if plan.smallest_budget_is == "predicted":
+        plan = stowax.plan(step, *specs, budget=plan.smallest_budget, **asking)
+        seconds += plan.planning_seconds
+    if plan.smallest_budget_is == "compiled":
+        return plan.smallest_budget, seconds
+    return plan.budget_bytes if plan.fits else plan.device_bytes, seconds
 
 
 def budget_of(found: dict[str, Any], cell: int) -> int:
@@ -124,49 +142,6 @@ def xla_cell(
     return {"budget_bytes": budget} | compiled(
         name, target, made(name, target), options
     )
-
-
-def plan_cell(name: str, target: Any, budget: int, most: int) -> dict[str, Any]:
-    """stowax's plan for one budget, and what explains it beside a policy."""
-    step, specs = made(name, target)
-    watch = Stopwatch()
-    plan = stowax.plan(
-        step, *specs, budget=budget, target=target, compiles=most, progress=quiet
-    )
-    return {
-        "budget_bytes": budget,
-        "most_compiles": most,
-        "fits": plan.fits,
-        "outcome": plan.outcome,
-        "device_bytes": plan.device_bytes,
-        "host_bytes": plan.host_bytes,
-        "step_seconds": plan.step_seconds,
-        "exposed_seconds": plan.exposed_seconds,
-        "model_seconds": plan.model_seconds,
-        "gap": plan.gap,
-        "baselines": [
-            [b.name, b.device_bytes, b.host_bytes, b.seconds, b.fits]
-            for b in plan.baselines
-        ],
-        "trials": [
-            [t.what, t.predicted_bytes, t.compiled_bytes, t.step_seconds]
-            for t in plan.trials
-        ],
-        "compiling_seconds": sum(t.seconds_to_compile for t in plan.trials),
-        "stored": [
-            [d.decision, d.name, d.count * d.bytes]
-            for d in plan.decisions
-            if d.decision != "recompute" and d.role == "activation"
-        ],
-        "state_moved_bytes": sum(
-            d.count * d.bytes
-            for d in plan.decisions
-            if d.decision == "offload" and d.role != "activation"
-        ),
-        "compiler_options": plan.compiler_options,
-        "planning_seconds": plan.planning_seconds,
-        **watch.seconds(),
-    }
 
 
 def key_of(line: dict[str, Any]) -> tuple[Any, ...]:
@@ -204,11 +179,12 @@ def hopeless(key: tuple[Any, ...], done: dict[tuple[Any, ...], Any]) -> bool:
 
 
 def cells(
-    name: str, target: Any, found: dict[str, Any] | None, most: int
+    name: str, target: Any, found: dict[str, Any] | None, most: int, plans: list[int]
 ) -> dict[tuple[Any, ...], Work]:
     """Every cell of a workload on a target but its ends, in the order of the run.
 
-    Without the ends, `found`, there are no budgets. A plan may compile `most` programs.
+    Without the ends, `found`, there are no budgets. A plan may compile `most` programs;
+    `plans` are the budgets that are planned for in one go, of those that are asked for.
     """
     workload, to_do = WORKLOADS[name], {}
     known = comparison_policies.names(workload.layer_input, target)
@@ -217,11 +193,12 @@ def cells(
         to_do[key] = lambda p=policy: policy_cell(name, target, p)
     if found is None:
         return to_do
-    # Large budgets first: that is where policies fit and there is something to compare.
-    for cell in reversed(range(BUDGETS)):
-        budget = budget_of(found, cell)
+    budgets = {cell: budget_of(found, cell) for cell in plans}
+    together = PlansOf(name, target, budgets, most, quiet)
+    for cell in plans:
         key = (name, target.name, "plan", PLAN, cell)
-        to_do[key] = lambda b=budget: plan_cell(name, target, b, most)
+        to_do[key] = lambda c=cell: together.line(c)
+    # Large budgets first: where the step does not fit, it will not fit a smaller one.
     for cell in reversed(range(BUDGETS)):
         budget = budget_of(found, cell)
         key = (name, target.name, "xla", XLA, cell)
@@ -247,11 +224,18 @@ def run(arguments: argparse.Namespace) -> None:
                 found = attempt(key, lambda n=name, t=target: ends(n, t))
             if found is not None and "error" in found:
                 continue
-            for key, work in cells(name, target, found, arguments.compiles).items():
+            asked = arguments.cell or range(BUDGETS)
+            plans = [
+                cell
+                for cell in asked
+                if arguments.fresh or (name, place, "plan", PLAN, cell) not in done
+            ]
+            to_do = cells(name, target, found, arguments.compiles, plans)
+            for key, work in to_do.items():
                 if key[2] == "xla" and hopeless(key, done):
                     continue
                 chosen = key[2] in kinds and (
-                    key[4] in (arguments.cell or range(BUDGETS))
+                    key[4] in asked
                     if key[2] != "policy"
                     else key[3] in (arguments.policy or [key[3]])
                 )

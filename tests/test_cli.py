@@ -111,6 +111,7 @@ def test_options_reach_the_planner(write, monkeypatch):
         *("plan", "train.py:make", "--budget", "1GiB", "--host-budget", "2GiB"),
         *("--target", "v5p-8", "--pin", "*a=b*=keep", "--pin", "x=offload"),
         *("--forbid", "recompute", "--keep-checkpoint", "--compiles", "9"),
+        *("--cache", "programs"),
     )
     assert code == 2
     assert "planning" in err
@@ -124,7 +125,48 @@ def test_options_reach_the_planner(write, monkeypatch):
         "forbid": ("recompute",),
         "keep_checkpoint": True,
         "compiles": 9,
+        "cache": "programs",
     }
+
+
+def test_several_budgets_are_a_table(write):
+    write(STEP)
+    words = ("plan", "train.py:make", "--target", "cpu", "--cache", "programs")
+    both = (*words, "--budget", "1GiB", "--budget", "64KiB")
+    code, out, err = run(*both)
+    assert code == 1  # one does not fit
+    assert "a plan for 64.0 KiB" in err
+    title, headers, small, large, least, *_ = out.splitlines()
+    assert title == "stowax plans for train_step on cpu (cpu), per device"
+    assert headers.split() == (
+        ["budget", "device", "host", "step", "time", "waiting", "vs", "least", "fits"]
+    )
+    assert (small[:8], small.split()[-1]) == ("64.0 KiB", "no")
+    assert large.startswith("1.00 GiB")
+    assert large.split()[-1] in ("yes", "it", "is")
+    assert least.startswith("at least ")
+    _, out, _ = run(*both, "--json")
+    assert [made["budget_bytes"] for made in json.loads(out)] == [2**30, 2**16]
+
+
+def test_a_file_takes_one_plan(write, tmp_path):
+    write(STEP)
+    words = ("plan", "train.py:make", "--target", "cpu", "-o", "plan.json")
+    assert error_of(*words, "--budget", "1MiB", "--budget", "2MiB") == (
+        "-o: got 'plan.json', and 2 plans. Save the one you want by its own --budget; "
+        "with --cache it compiles nothing again."
+    )
+    words = ("plan", "train.py:make", "--target", "cpu", "--budget", "1MiB")
+    assert error_of(*words, "--budget", "16 GB?") == (
+        "--budget: got '16 GB?'. Write bytes as an int, or text such as '16GiB'."
+    )
+    assert error_of(*words, "--compiles", "1") == (
+        "--compiles: got 1. Write how many programs may be compiled, 4 or more."
+    )
+    assert error_of(*words, "--cache", "train.py") == (
+        "--cache: got 'train.py', which is no folder and cannot be made one (File "
+        "exists). Write the path of a folder that may be written to."
+    )
 
 
 def test_nothing_is_written_where_planning_fails(write, tmp_path):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._plan._plan import Plan as Plan
     from ._plan._plan import load_plan as load_plan
     from ._plan._planning import plan as plan
+    from ._plan._planning import plans as plans
     from ._verify._verify import verify as verify
     from ._inspect._inspect import inspect as inspect
     from ._inspect._inspect import load_inspection as load_inspection
@@ -34,6 +35,7 @@ _LATER = {
     "Plan": "_plan._plan",
     "load_plan": "_plan._plan",
     "plan": "_plan._planning",
+    "plans": "_plan._planning",
     "verify": "_verify._verify",
     "inspect": "_inspect._inspect",
     "load_inspection": "_inspect._inspect",

@@ -32,16 +32,17 @@ def check_writable(path: str | os.PathLike[str], argument: str) -> None:
 
 
 def write_whole(
-    path: str | os.PathLike[str], text: str, argument: str = "path"
+    path: str | os.PathLike[str], content: str | bytes, argument: str = "path"
 ) -> None:
-    """Writes `text`; the file appears whole or not at all.
+    """Writes text or bytes; the file appears whole or not at all.
 
     **Raises:** `ArgumentError`, about `argument`, if nothing can be written there.
     """
     target = pathlib.Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        data = content.encode("utf-8") if isinstance(content, str) else content
+        temporary.write_bytes(data)
         os.replace(temporary, target)
     except OSError as error:
         raise ArgumentError(

@@ -11,7 +11,7 @@ The bindings (`jaxlib.mlir`) are private to JAX. Served: JAX 0.10 to 0.12.
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxlib.mlir import ir as _ir
@@ -62,6 +62,19 @@ def read_graph(module: Any) -> Graph:
                 propagated = False
                 copy = module.operation.clone()
         return _Reader(copy).graph(propagated)
+
+
+def scopes(operation: Any) -> Iterator[str]:
+    """Name stacks of an operation and of all in it, in order.
+
+    They become the names of compiled instructions. The rest of a location, files and
+    lines of a traceback, says who traced the program and not what it is.
+    """
+    yield _scope(operation)
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from scopes(inner.operation)
 
 
 def _inline(operation: Any) -> None:

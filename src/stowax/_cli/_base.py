@@ -66,6 +66,9 @@ def _named_as_typed(error: StowaxError) -> str:
     """The message, the argument named as it is typed here: `--host-budget`."""
     options = (
         "budget",
+        "budgets",
+        "cache",
+        "compiles",
         "host_budget",
         "target",
         "pin",
@@ -75,7 +78,8 @@ def _named_as_typed(error: StowaxError) -> str:
         "reference",
     )
     if isinstance(error, ArgumentError) and error.argument in options:
-        option = f"--{error.argument.replace('_', '-')}"
+        typed = {"budgets": "budget"}.get(error.argument, error.argument)
+        option = f"--{typed.replace('_', '-')}"
         return f"{option}: got {error.got}. {error.instead}"
     return str(error)
 

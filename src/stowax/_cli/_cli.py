@@ -81,7 +81,11 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
 @main.command(short_help="Decide what is kept, offloaded and recomputed.")
 @function_argument
 @click.option(
-    "--budget", metavar="BYTES", help="Device memory per device, such as 16GiB."
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="BYTES",
+    help="Device memory per device, such as 16GiB. Repeated: a table, a line for each.",
 )
 @click.option("--host-budget", metavar="BYTES", help="Host memory per device.")
 @target_option
@@ -110,57 +114,80 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
     metavar="N",
     help="Programs compiled at most (default: 4); more find faster plans.",
 )
+@click.option(
+    "--cache",
+    metavar="FOLDER",
+    help="Keep compiled programs here: what is planned again compiles nothing twice.",
+)
 @click.option("-o", "output", metavar="PLAN.json", help="Save the plan.")
 @json_option
 @command
 def plan(
     where: str,
-    budget: str | None,
+    budgets: tuple[str, ...],
     host_budget: str | None,
     target: str | None,
     pins: tuple[str, ...],
     forbid: tuple[str, ...],
     keep_checkpoint: bool,
     compiles: int,
+    cache: str | None,
     output: str | None,
     as_json: bool,
 ) -> int:
     """Decide what stays on the device, what goes to the host, what is computed again.
 
-    Prints the plan. The exit code is 1 where it does not fit the budget.
+    Prints the plan, or a table of plans for several budgets. The exit code is 1 where
+    one does not fit its budget.
 
     \b
     Examples:
       stowax plan train.py:make --budget 16GiB
       stowax plan train.py:make --target v5p-8 -o plan.json
+      stowax plan train.py:make --budget 16GiB --budget 24GiB --cache programs
       stowax plan train.py:make --target h200 --budget 80GiB --host-budget 200GiB
       stowax plan train.py:make --pin '*attention*=keep' --forbid offload --json
     """  # noqa: D301
     import stowax
+    from stowax.report import budgets_text
 
     pinned = _pins(pins)
+    if output is not None and len(budgets) > 1:
+        raise ArgumentError(
+            "-o",
+            f"{output!r}, and {len(budgets)} plans",
+            "Save the one you want by its own --budget; with --cache it compiles "
+            "nothing again.",
+        )
     if output is not None:
         check_writable(output, "-o")
     with only_result_on_stdout():
         step, args = load_step(where)
-        made = stowax.plan(
-            step,
-            *args,
-            budget=budget,
-            host_budget=host_budget,
-            target=target,
-            pin=pinned,
-            forbid=forbid,
-            keep_checkpoint=keep_checkpoint,
-            compiles=compiles,
-            progress=progress_to_stderr(),
-        )
-        if output is not None:
-            made.save(output)
-            click.echo(f"saved {output}", err=True)
-        text = json.dumps(made.to_json(), indent=1) if as_json else str(made)
+        options: dict[str, Any] = {
+            "host_budget": host_budget,
+            "target": target,
+            "pin": pinned,
+            "forbid": forbid,
+            "keep_checkpoint": keep_checkpoint,
+            "compiles": compiles,
+            "cache": cache,
+            "progress": progress_to_stderr(),
+        }
+        if len(budgets) > 1:
+            several = stowax.plans(step, *args, budgets=budgets, **options)
+            data: Any = [made.to_json() for made in several]
+            text = json.dumps(data, indent=1) if as_json else budgets_text(several)
+            fits = all(made.fits for made in several)
+        else:
+            budget = budgets[0] if budgets else None
+            made = stowax.plan(step, *args, budget=budget, **options)
+            if output is not None:
+                made.save(output)
+                click.echo(f"saved {output}", err=True)
+            text = json.dumps(made.to_json(), indent=1) if as_json else str(made)
+            fits = made.fits
     click.echo(text)
-    return FINE if made.fits else FOUND
+    return FINE if fits else FOUND
 
 
 main.add_command(inspect)

@@ -6,7 +6,7 @@ or the solver, in words of theirs.
 
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from .._errors import ArgumentError
@@ -72,19 +72,37 @@ def _texts(items: Collection[Any]) -> bool:
     return all(isinstance(item, str) for item in items)
 
 
-def device_budget(given: int | str | None, machine: Target) -> int:
+def device_budget(
+    given: int | str | None, machine: Target, name: str = "budget"
+) -> int:
     """Bytes per device that a plan may use; by default what the target has."""
     if given is None:
         return machine.device_bytes
-    amount = parse_bytes(given, "budget")
+    amount = parse_bytes(given, name)
     if amount > machine.memory_bytes:
         most = format_bytes(machine.memory_bytes)
         raise ArgumentError(
-            "budget",
+            name,
             f"{given!r}, more than the {most} that a device of {machine.name} has",
             f"Write at most {most!r}, or leave it out for all of it.",
         )
     return amount
+
+
+def device_budgets(given: Any, machine: Target) -> list[int]:
+    """Bytes per device of each budget that a plan is asked for."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ArgumentError(
+            "budgets",
+            f"{given!r}",
+            "Write several, such as ('12GiB', '16GiB'), or call plan for one.",
+        )
+    limits = [device_budget(budget, machine, "budgets") for budget in given]
+    if not limits:
+        raise ArgumentError(
+            "budgets", "none", "Write at least one, such as ('12GiB', '16GiB')."
+        )
+    return limits
 
 
 def host_budget(given: int | str | None, machine: Target) -> int:

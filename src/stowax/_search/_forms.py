@@ -328,6 +328,7 @@ def _compile_plain(
         f"as written{told}",
         None,
         {**(options or {}), **search.user_options},
+        cache=search.cache,
         correction=_seen(search),
         donate=donate,
     )

@@ -20,6 +20,7 @@ from .._records._plan import Source
 from .._records._stages import Decisions, Problem, Solution
 from .._survey._options import plan_options
 from .._survey._survey import Survey
+from .._target._program_cache import ProgramCache
 from ._attempt import Attempt
 from ._charges import charged, charges_of
 from ._forecast import Forecast
@@ -60,9 +61,9 @@ class Search:
     """The state of the loop for one budget; `best` gives the attempt to believe.
 
     `free` is the survey before what the user wants decided. `as_written` says that the
-    step may stay as it is, if it fits. `least` has the
-    decisions that were made for want of any others that fit. `log` has all that
-    was compiled for the plan, other searches' attempts too, `other_bound` the seconds
+    step may stay as it is, if it fits. `cache` has programs of other days. `least` has
+    the decisions that were made for want of any others that fit. `log` has all that was
+    compiled for the plan, other searches' attempts too, `other_bound` the seconds
     below which none of theirs can be, `plain` the predicted bytes of the step as it is,
     donated or not (see `_forms`). `charges` are what offloaded values were waited for,
     `lessons` what the planner's memory model was seen to leave out, `windows` how long
@@ -78,6 +79,7 @@ class Search:
     donate: bool | None
     say: Say
     as_written: bool = True
+    cache: ProgramCache = dataclasses.field(default_factory=ProgramCache)
     log: list[Attempt] = dataclasses.field(default_factory=list)
     other_bound: float = math.inf
     plain: dict[bool, int] = dataclasses.field(default_factory=dict)
@@ -350,6 +352,7 @@ class Search:
             f"plan {number}",
             self.survey.step_plan(solution.decisions),
             options,
+            cache=self.cache,
             correction=self.forecast.excess(solution.decisions),
             donate=self.may_donate,
         )

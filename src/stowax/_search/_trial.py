@@ -25,6 +25,7 @@ from .._records._plan import Trial
 from .._state._shards import device_bytes
 from .._survey._apply import StepPlan
 from .._survey._survey import Survey, predict
+from .._target._program_cache import ProgramCache
 from .._units import format_bytes, format_seconds
 from ._windows import Windows, loop_seconds
 
@@ -82,13 +83,15 @@ def compile_and_read(
     plan: StepPlan | None,
     compiler_options: Mapping[str, Any],
     *,
+    cache: ProgramCache,
     donate: bool = True,
     correction: int = 0,
 ) -> Measured:
     """Compiles the step under `plan` and reads the result.
 
-    **Arguments:** `correction` is added to the predicted bytes: what earlier trials of
-    the same step needed beyond their own prediction.
+    **Arguments:** `cache` has what was compiled before; `correction` is added to the
+    predicted bytes: what earlier trials of the same step needed beyond their own
+    prediction.
 
     **Raises:** `CompileError` for anything but a want of memory.
     """
@@ -96,13 +99,13 @@ def compile_and_read(
     predicted = prediction.device_total + correction
     started = time.perf_counter()
     try:
-        compiled = lowered.compile(dict(compiler_options) or None)
+        compiled = cache.compiled(lowered, compiler_options, survey.target)
     except OutOfMemoryCompileError as error:
         needed = error.needed_bytes or predicted
         needed = max(needed, survey.target.device_bytes + 1)
         return _measured(what, started, predicted, needed, prediction.host_total, None)
-    program = read_program(compiled.hlo_module_protos()[0])
-    inspection = inspect_program(program, compiled.memory_analysis(), survey.target)
+    program = read_program(compiled.module)
+    inspection = inspect_program(program, compiled.memory, survey.target)
     measured = _measured(
         what,
         started,

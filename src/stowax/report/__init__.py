@@ -5,6 +5,7 @@ reads the same in a log file. No JAX: a plan made beside a TPU is read on a lapt
 """
 
 from ._audit_text import audit_text as audit_text
+from ._budgets_text import budgets_text as budgets_text
 from ._calibration_text import calibration_text as calibration_text
 from ._comparison_text import comparison_text as comparison_text
 from ._differences_page import differences_page as differences_page

@@ -1,0 +1,179 @@
+"""From what was asked to what was found: trace, survey, search, budget after budget.
+
+Trace the step (`_trace`), survey it on the target (`_survey`), search in all its forms
+(`_forms`), in parts (`_parts`), and change what was found (`_improve`). That for every
+budget; the fastest program that fits is the plan, whichever it was made for
+(`_budgets`).
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from .._errors import ArgumentError, StowaxError
+from .._layers._rewrite import Options
+from .._records._stages import least_bytes
+from .._search._as_written import (
+    AsWritten,
+    Returned,
+    asks_for_more,
+    narrowed,
+    without_donation,
+)
+from .._search._budgets import best_known, unknowing
+from .._search._forms import Found, find_plan
+from .._search._improve import improve
+from .._search._loop import Search
+from .._search._parts import InParts, in_parts
+from .._state._shards import device_bytes
+from .._step._trace import trace_step
+from .._survey._options import wants_row_major
+from .._survey._preferences import Preferences
+from .._survey._survey import take_survey
+from .._target._compiled import put_in_device_memory
+from .._target._machine import Target
+from .._target._program_cache import ProgramCache
+from .._units import format_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The arguments of `plan`, checked, but for the budget; `say` shows progress."""
+
+    step: Callable[..., Any]
+    args: tuple[Any, ...]
+    machine: Target
+    host_budget: int
+    pin: Mapping[str, str]
+    forbid: Collection[str]
+    keep_checkpoint: bool
+    roll: bool
+    donate: bool | None
+    compiler_options: Mapping[str, str | bool]
+    compiles: int
+    cache: ProgramCache
+    say: Callable[[str], None]
+
+    @property
+    def wishes(self) -> dict[str, Any]:
+        """What other forms of the step are told, too."""
+        return {"pin": self.pin, "forbid": self.forbid}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFor:
+    """What was found for one budget, the wishes that it kept, and what it took."""
+
+    found: Found
+    preferences: Preferences
+    seconds: float
+
+
+def find(asked: Asked, budgets: Sequence[int], started: float) -> list[FoundFor]:
+    """What is best for each budget.
+
+    **Arguments:** `budgets` are bytes per device, the smallest first; `started` is when
+    planning began, by `time.perf_counter`.
+    """
+    specs = _specs(asked.machine, asked.args)
+    whole = sum(device_bytes(spec) for spec in jax.tree.leaves(specs))
+    made: list[FoundFor] = []
+    search: Search | None = None
+    for budget in budgets:
+        if len(budgets) > 1:
+            asked.say(f"a plan for {format_bytes(budget)}")
+        least = least_bytes(budget, whole)
+        if search is None or least != search.survey.least_bytes:
+            search, preferences = _surveyed(asked, specs, budget, least)
+        else:
+            search = unknowing(search, budget)
+        found = _searched(asked, search)
+        seconds = time.perf_counter() - started
+        started += seconds
+        made.append(FoundFor(found=found, preferences=preferences, seconds=seconds))
+    return [_with_the_best(one, made) for one in made]
+
+
+def _with_the_best(one: FoundFor, made: Sequence[FoundFor]) -> FoundFor:
+    """The same, unless a program for another budget serves this one better."""
+    others = [other.found for other in made if other is not one]
+    return dataclasses.replace(one, found=best_known(one.found, others))
+
+
+def _surveyed(
+    asked: Asked, specs: tuple[Any, ...], budget: int, least: int
+) -> tuple[Search, Preferences]:
+    """A search that knows nothing yet, and what the user wants."""
+    machine = asked.machine
+    preferences = Preferences(**asked.wishes, least_bytes=least)
+    options = Options(
+        keep_checkpoint=asked.keep_checkpoint,
+        roll=asked.roll,
+        row_major=wants_row_major(machine, specs),
+    )
+    asked.say(f"tracing {getattr(asked.step, '__name__', 'the step')}")
+    traced = trace_step(asked.step, specs, options)
+    count = len(traced.stacks)
+    bodies = "1 repeated body" if count == 1 else f"{count} repeated bodies"
+    asked.say(f"surveying {bodies} on {machine.name}")
+    free = take_survey(asked.step, specs, traced, machine, options, least)
+    if asked.donate is False:
+        free = without_donation(free)
+    survey = narrowed(free, preferences)
+    for staying in free.staying:
+        preferences.allow(staying.value)
+    preferences.check_matched()
+    search = Search(
+        survey=survey,
+        free=free,
+        budget=budget,
+        host_budget=asked.host_budget,
+        user_options=asked.compiler_options,
+        donate=asked.donate,
+        as_written=not asks_for_more(free, survey, lambda value: True),
+        cache=asked.cache,
+        say=asked.say,
+    )
+    return search, preferences
+
+
+def _searched(asked: Asked, search: Search) -> Found:
+    """The best that was found in any form."""
+    most, wishes = asked.compiles, asked.wishes
+    forms = AsWritten(rolled=search, **wishes), Returned(rolled=search, **wishes)
+    found = in_parts(_run(search, *forms), InParts(**wishes), most)
+    return improve(found, most)
+
+
+def _run(search: Search, written: AsWritten, returned: Returned) -> Found:
+    """What the search found; without offloads where JAX refuses them.
+
+    Under `jax.vmap` of a gradient, or in a derivative of one, JAX has operations that
+    take values of one memory space only.
+    """
+    try:
+        search.try_host_memory()
+        return find_plan(search, written, returned)
+    except ValueError as error:
+        if isinstance(error, StowaxError) or "memory_space" not in str(error):
+            raise
+    search.say("JAX refuses host memory inside this step: planning without offloads")
+    staying = narrowed(search.survey, Preferences(pin={}, forbid=("offload",)))
+    staying = dataclasses.replace(staying, without_offloads=True)
+    search = dataclasses.replace(search, survey=staying)
+    return find_plan(search, written, lambda: None)
+
+
+def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`args` on the target; an error names the argument as `plan` knows it.
+
+    All of them on the device: a plan may be asked for with what another one placed.
+    """
+    try:
+        return put_in_device_memory(machine.specs(*args))
+    except ArgumentError as error:
+        name = error.argument.replace("specs[", "args[", 1)
+        raise ArgumentError(name, error.got, error.instead) from None

@@ -1,0 +1,206 @@
+"""What the search found, written down as a `Plan`."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from .._planner import solve
+from .._records._plan import ArgumentRecord, Baseline, PinPrice, Trial
+from .._search._as_written import narrowed
+from .._search._attempt import Attempt
+from .._search._certificate import certify
+from .._search._describe import (
+    baseline_records,
+    decision_records,
+    host_notes,
+    in_the_way,
+    notes,
+    stack_records,
+)
+from .._search._forms import Found
+from .._search._loop import Search
+from .._search._sensitivity import link_notes
+from .._search._trial import check_offloads
+from .._state._shards import partition_of, shard_shape
+from .._state._state import NAME as STATE
+from .._survey._preferences import Preferences
+from .._survey._survey import Survey
+from .._versions import versions
+from ._plan import Plan
+
+
+def written_down(found: Found, preferences: Preferences, seconds: float) -> Plan:
+    """The plan that was found.
+
+    **Arguments:** `seconds` are those that planning took.
+
+    **Raises:** `OffloadVanishedError` if a planned copy is not in the program.
+    """
+    search, best = found.search, found.best
+    check_offloads(best.measured)
+    prices = _pin_prices(search.free, preferences, search)
+    return Plan(
+        **_identity(search.survey, best),
+        **_figures(found),
+        budget_bytes=search.budget,
+        host_budget_bytes=search.host_budget,
+        pins=prices,
+        forbid=preferences.forbidden(),
+        decisions=_decisions(search.survey, best, preferences),
+        planning_seconds=seconds,
+    )
+
+
+def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
+    traced, machine, options = survey.step, survey.target, survey.options
+    plan = survey.step_plan(best.decisions) if best.decisions else None
+    hosted = plan.hosted.shards if plan and plan.hosted else {}
+    orders = plan.hosted.orders if plan and plan.hosted else {}
+    on_host = plan.hosted.on_host if plan and plan.hosted else ()
+    specs = jax.tree.leaves(survey.specs)
+    return {
+        "step": traced.name,
+        "target": machine.name,
+        "device_kind": (machine.compile_devices or machine.devices)[0].device_kind,
+        "compile_only": machine.compile_only,
+        "keep_checkpoint": options.keep_checkpoint,
+        "roll": options.roll,
+        "row_major": options.row_major,
+        "parts": dict(options.parts),
+        "late": not survey.tight,
+        "gradients_on_host": survey.gradients_on_host,
+        "least_bytes": survey.least_bytes,
+        "lean": bool(plan and plan.hosted and plan.hosted.lean),
+        "arguments": tuple(
+            ArgumentRecord(
+                path=a.path,
+                shape=tuple(a.spec.shape),
+                shard=shard_shape(specs[i]),
+                partition=partition_of(specs[i]),
+                dtype=str(a.spec.dtype),
+                role=a.role,
+                output=traced.updates.get(i),
+                memory_kind="pinned_host" if i in hosted else "device",
+                on_host=i in on_host,
+                order=orders.get(i),
+            )
+            for i, a in enumerate(traced.arguments)
+        ),
+        "versions": versions(),
+    }
+
+
+def _figures(found: Found) -> dict[str, Any]:
+    """The fields that come out of the loop."""
+    search, best, survey = found.search, found.best, found.search.survey
+    measured, evaluation = best.measured, best.evaluation
+    fits = best.fits(search.budget, search.host_budget)
+    timeline = measured.inspection.timeline if measured.inspection else None
+    certificate = certify(search, best)
+    trials = _trials(found)
+    smallest, source = found.smallest_budget()
+    return {
+        "fits": fits,
+        "outcome": certificate.outcome,
+        "device_bytes": measured.compiled_bytes,
+        "host_bytes": measured.host_bytes,
+        "predicted_device_bytes": search.forecast.expected(best.decisions)
+        if best.decisions
+        else measured.predicted_bytes,
+        "first_predicted_device_bytes": trials[0].predicted_bytes,
+        "step_seconds": measured.step_seconds,
+        "exposed_seconds": timeline.exposed_seconds if timeline else 0.0,
+        "model_seconds": certificate.model_seconds,
+        "bound_seconds": certificate.bound_seconds,
+        "gap": certificate.gap,
+        "binding": certificate.binding,
+        "seconds_per_gib": certificate.seconds_per_byte * 2**30,
+        "smallest_budget": smallest,
+        "smallest_budget_is": source,
+        "stacks": stack_records(survey, best.decisions, evaluation),
+        "baselines": _baselines(found),
+        "trials": trials,
+        "donate_argnums": survey.step.donate if best.donated else (),
+        "compiler_options": dict(best.options),
+        "unpriced": survey.unpriced,
+        "notes": (
+            *host_notes(survey, best.decisions, measured.inspection),
+            *notes(
+                survey,
+                fits,
+                measured.host_bytes,
+                best.decisions,
+                unrolled=found.as_written,
+                by_compiler=search.left_to_the_compiler(best),
+            ),
+            *(link_notes(search, best.decisions) if fits else ()),
+        ),
+        "solving_seconds": search.solving_seconds,
+        "in_the_way": () if fits else in_the_way(survey),
+    }
+
+
+def _trials(found: Found) -> tuple[Trial, ...]:
+    """What was compiled; first the plan's own program, if another budget's search did.
+
+    That cost this plan nothing.
+    """
+    log, best = found.search.log, found.best.measured
+    own = tuple(attempt.measured.trial for attempt in log)
+    if any(attempt.measured is best for attempt in log):
+        return own
+    what = f"{best.trial.what} for another budget"
+    known = dataclasses.replace(best.trial, what=what, seconds_to_compile=0.0)
+    return known, *own
+
+
+def _baselines(found: Found) -> tuple[Baseline, ...]:
+    """The policies under the model; what they say of layers holds for rolled ones."""
+
+    def records(search: Search) -> dict[str, Baseline]:
+        limits = search.host_budget, search.budget
+        made = baseline_records(search.forecast, search.problem(), *limits)
+        return {record.name: record for record in made}
+
+    rolled, chosen = records(found.rolled), {}
+    if found.as_written:
+        own = records(found.search)
+        chosen = {name: own[name] for name in ("keep all", "offload state")}
+    return tuple({**rolled, **chosen}.values())
+
+
+def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
+    if best.decisions is None or best.evaluation is None:
+        return ()
+    values = [(body.name, value) for body in survey.bodies for value in body.values]
+    values += [(STATE, staying.value) for staying in survey.staying]
+    pinned = {
+        (body, value.index): pattern
+        for body, value in values
+        if (pattern := preferences.matched(value)) is not None
+    }
+    return decision_records(survey, best.decisions, pinned)
+
+
+def _pin_prices(
+    free: Survey, preferences: Preferences, search: Search
+) -> tuple[PinPrice, ...]:
+    """What each pin costs under the planner's model: with it, less without it."""
+    if not preferences.patterns() or not free.bodies:
+        return ()
+    whole = solve(search.problem()).evaluation.seconds
+    prices = []
+    for pattern, decision in preferences.patterns():
+        without = preferences.without(pattern, decision)
+        problem = search.problem(survey=narrowed(free, without))
+        matched = preferences.count(pattern, decision)
+        prices.append(
+            PinPrice(
+                pattern=pattern,
+                decision=decision,
+                matched=matched,
+                seconds=max(0.0, whole - solve(problem).evaluation.seconds),
+            )
+        )
+    return tuple(prices)

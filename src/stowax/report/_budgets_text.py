@@ -1,0 +1,88 @@
+"""Plans for several budgets, side by side: what more memory buys."""
+
+from collections.abc import Sequence
+
+from .._errors import ArgumentError
+from .._records._plan import PlanRecord
+from .._units import format_bytes, format_seconds
+from ._layout import Align, lines_of, table, text_width
+
+_COLUMNS: tuple[tuple[str, Align], ...] = (
+    ("budget", "right"),
+    ("device", "right"),
+    ("host", "right"),
+    ("step time", "right"),
+    ("waiting", "right"),
+    ("vs least", "right"),
+    ("fits", "left"),
+)
+_ALL_COLUMNS = 80  # narrower, two columns fewer are better than figures cut short
+_LEFT_OUT = ("host", "waiting")
+
+
+def budgets_text(records: Sequence[PlanRecord], width: int | None = None) -> str:
+    """Plans of one step for several budgets as a table, the smallest budget first.
+
+    **Arguments:** `records` are what `stowax.plans` returns, `width` is in columns, by
+    default the terminal's; kept between 60 and 160.
+
+    **Returns:** a line per budget: bytes per device and of the host, seconds of the
+    step as simulated from its compiled schedule, how many of them wait for host copies,
+    and the change against the smallest budget that has a plan.
+
+    **Raises:** `ArgumentError` if there is no plan.
+
+    >>> print(budgets_text(stowax.plans(...), width=80))  # doctest: +SKIP
+    """
+    if not records:
+        raise ArgumentError("records", "no plan", "Give what stowax.plans returns.")
+    columns = text_width(width)
+    ordered = sorted(records, key=lambda record: record.budget_bytes)
+    least = next((r for r in ordered if r.fits and r.step_seconds), None)
+    shown = [
+        number
+        for number, (header, _) in enumerate(_COLUMNS)
+        if columns >= _ALL_COLUMNS or header not in _LEFT_OUT
+    ]
+    rows = [_row(record, least) for record in ordered]
+    drawn = table(
+        [_COLUMNS[n][0] for n in shown],
+        [[row[n] for n in shown] for row in rows],
+        [_COLUMNS[n][1] for n in shown],
+    )
+    first = ordered[0]
+    step = first.step.rpartition("<locals>.")[2]
+    kind = "compile-only" if first.compile_only else first.device_kind
+    seconds = sum(record.planning_seconds for record in ordered)
+    title = f"stowax plans for {step} on {first.target} ({kind}), per device"
+    waiting = "; waiting: of it, for host copies" if columns >= _ALL_COLUMNS else ""
+    below = (
+        f"step time: simulated from XLA's compiled schedule{waiting}. Planned in "
+        f"{format_seconds(seconds)}."
+    )
+    lines = [*lines_of(title, columns), *lines_of(drawn, columns)]
+    if not ordered[0].fits:
+        needed = format_bytes(min(r.smallest_budget for r in ordered))
+        lines += lines_of(f"at least {needed}: the smallest budget that works", columns)
+    return "\n".join([*lines, *lines_of(below, columns)])
+
+
+def _row(record: PlanRecord, least: PlanRecord | None) -> tuple[str, ...]:
+    change = ""
+    if least is not None and record is not least and record.fits:
+        change = f"{record.step_seconds / least.step_seconds - 1:+.1%}"
+    return (
+        format_bytes(record.budget_bytes),
+        format_bytes(record.device_bytes),
+        format_bytes(record.host_bytes) if record.host_bytes else "–",
+        format_seconds(record.step_seconds) if record.step_seconds else "–",
+        format_seconds(record.exposed_seconds) if record.exposed_seconds else "–",
+        change,
+        _verdict(record),
+    )
+
+
+def _verdict(record: PlanRecord) -> str:
+    if not record.fits:
+        return "no"
+    return "as it is" if record.outcome == "unneeded" else "yes"

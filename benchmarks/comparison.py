@@ -36,7 +36,7 @@ from benchmarks import (
     comparison_programs,
     comparison_table,
 )
-from benchmarks.comparison_plans import PLANS, PlansOf
+from benchmarks.comparison_plans import PLANS, TINY, PlansOf
 from benchmarks.comparison_policies import PLAN, XLA
 from benchmarks.comparison_workloads import WORKLOADS, made
 from stowax._survey._options import smaller_chip
@@ -44,7 +44,6 @@ from stowax._survey._options import smaller_chip
 BUDGETS = 8
 LINES = _record.RESULTS / "comparison.jsonl"
 KINDS = ("ends", "policy", "plan", "xla")
-TINY = "1MiB"
 Work = Callable[[], dict[str, Any]]
 
 

@@ -2,7 +2,9 @@
 
 `stowax.plans` makes them, so that a program compiled for one budget serves another. Its
 programs are kept in `.comparison/plans`, by content: a table that is made again, with a
-better simulator or for one budget more, compiles what is new.
+better simulator or for one budget more, compiles what is new. What a budget that no
+step fits (`TINY`) has had compiled is among them: it says what the smallest budget is,
+and a plan for exactly that may come by other programs.
 """
 
 from typing import Any
@@ -12,6 +14,9 @@ from benchmarks import comparison_programs
 from benchmarks.comparison_workloads import made
 
 Line = dict[str, Any]
+
+TINY = "1MiB"
+"""A budget that no step fits: what needs the least is looked for."""
 
 PLANS = comparison_programs.FOLDER / "plans"
 """Where programs of plans are kept."""
@@ -43,10 +48,10 @@ class PlansOf:
 
     def _made(self) -> dict[int, Line]:
         step, specs = made(self._name, self._target)
-        plans = stowax.plans(
+        _, *plans = stowax.plans(
             step,
             *specs,
-            budgets=self._budgets.values(),
+            budgets=(TINY, *self._budgets.values()),
             target=self._target,
             compiles=self._most,
             cache=PLANS,

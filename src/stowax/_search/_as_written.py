@@ -7,6 +7,7 @@ host memory, where their parameters are.
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import jax
 
@@ -93,19 +94,21 @@ def beside(
         free = without_donation(free)
     # Patterns that meet nothing here have met something in the rolled layers.
     preferences = Preferences(pin=pin, forbid=forbid)
-    return dataclasses.replace(
-        rolled,
-        survey=narrowed(free, preferences),
-        free=free,
-        attempts=[],
-        charges={},
-        windows={},
-        nearly=None,
-        lessons=Lessons(),
-        proposed={},
-        least=set(),
-        plain={},
-    )
+    return anew(rolled, survey=narrowed(free, preferences), free=free, plain={})
+
+
+def anew(search: Search, **changes: Any) -> Search:
+    """The same search before it compiled or learned anything, with `changes`."""
+    nothing = {
+        "attempts": [],
+        "charges": {},
+        "windows": {},
+        "nearly": None,
+        "lessons": Lessons(),
+        "proposed": {},
+        "least": set(),
+    }
+    return dataclasses.replace(search, **{**nothing, **changes})
 
 
 def narrowed(survey: Survey, preferences: Preferences) -> Survey:

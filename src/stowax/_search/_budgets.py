@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from .._planner import solve
 from .._records._stages import Solution
+from ._as_written import anew
 from ._attempt import Attempt
 from ._forms import Found
-from ._lessons import Lessons
 from ._loop import WORTH_ANOTHER_COMPILE, Search
 
 
@@ -27,19 +27,8 @@ def unknowing(known: Search, budget: int) -> Search:
 
     Those are the same under any budget, and take a second each.
     """
-    search = dataclasses.replace(
-        known,
-        budget=budget,
-        log=[],
-        other_bound=math.inf,
-        charges={},
-        attempts=[],
-        lessons=Lessons(),
-        windows={},
-        proposed={},
-        nearly=None,
-        solving_seconds=0.0,
-        least=set(),
+    search = anew(
+        known, budget=budget, log=[], other_bound=math.inf, solving_seconds=0.0
     )
     search.forecast.predictions.update(known.forecast.predictions)
     return search

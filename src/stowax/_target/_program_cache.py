@@ -29,7 +29,7 @@ from .._versions import versions
 from ._compiled import CompiledProgram, LoweredProgram
 from ._machine import Target
 
-_KINDS = ("argument", "output", "alias", "temp", "generated_code")
+_KINDS = ("argument", "output", "alias", "temp")
 _FIGURES = (
     *(f"{prefix}{k}_size_in_bytes" for k in _KINDS for prefix in ("", "host_")),
     "peak_memory_in_bytes",

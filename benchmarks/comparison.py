@@ -36,7 +36,7 @@ from benchmarks import (
     comparison_programs,
     comparison_table,
 )
-from benchmarks.comparison_plans import PLANS, TINY, PlansOf
+from benchmarks.comparison_plans import TINY, PlansOf
 from benchmarks.comparison_policies import PLAN, XLA
 from benchmarks.comparison_workloads import WORKLOADS, made
 from stowax._survey._options import smaller_chip
@@ -98,7 +98,8 @@ def smallest_budget(
 
     What a plan only predicts to be the smallest budget is planned for.
     """
-    asking: dict[str, Any] = {"target": target, "cache": PLANS, "progress": quiet}
+    cache = comparison_programs.FOLDER
+    asking: dict[str, Any] = {"target": target, "cache": cache, "progress": quiet}
     plan = stowax.plan(step, *specs, budget=TINY, **asking)
     seconds = plan.planning_seconds
     if plan.smallest_budget_is == "predicted":

@@ -16,7 +16,6 @@ import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import gzip
 import sys
 from typing import Any
 
@@ -24,7 +23,6 @@ import stowax
 from benchmarks import _record, comparison_cells, comparison_programs
 from benchmarks.comparison import LINES
 from benchmarks.comparison_policies import PIPELINED
-from stowax._hlo._program import read_program
 from stowax._records._stages import Link
 from stowax._timing._simulate import simulate
 
@@ -50,11 +48,10 @@ LINKS = tuple(
 
 def seconds_of(line: dict[str, Any]) -> list[list[float]]:
     """Step and exposed seconds per link, of a program that was kept."""
-    path = comparison_programs.FOLDER / f"{line['program']}.pb.gz"
-    if not path.exists():
+    program = comparison_programs.program_of(line)
+    if program is None:
         name = f"{line['workload']}, {line['name']}"
         raise SystemExit(f"no program of {name}: compile it with --fresh first")
-    program = read_program(gzip.decompress(path.read_bytes()))
     chip = stowax.target(line["target"]).chip
     found = []
     for link in LINKS:

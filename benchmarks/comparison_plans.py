@@ -1,7 +1,7 @@
 """stowax's plans of one workload on one target, for several budgets at once.
 
 `stowax.plans` makes them, so that a program compiled for one budget serves another. Its
-programs are kept in `.comparison/plans`, by content: a table that is made again, with a
+programs are kept by content: a table that is made again, with a
 better simulator or for one budget more, compiles what is new. What a budget that no
 step fits (`TINY`) has had compiled is among them: it says what the smallest budget is,
 and a plan for exactly that may come by other programs.
@@ -17,9 +17,6 @@ Line = dict[str, Any]
 
 TINY = "1MiB"
 """A budget that no step fits: what needs the least is looked for."""
-
-PLANS = comparison_programs.FOLDER / "plans"
-"""Where programs of plans are kept."""
 
 
 class PlansOf:
@@ -54,7 +51,7 @@ class PlansOf:
             budgets=(TINY, *self._budgets.values()),
             target=self._target,
             compiles=self._most,
-            cache=PLANS,
+            cache=comparison_programs.FOLDER,
             progress=self._say,
         )
         made_together = sorted(self._budgets)

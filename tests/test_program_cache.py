@@ -47,12 +47,17 @@ def without_seconds(found):
 
 
 def test_what_is_planned_again_compiles_nothing_and_is_the_same(tmp_path, compiles):
-    first = plan(train, *ARGS, cache=tmp_path, **OPTIONS)
+    lines = []
+    first = plan(train, *ARGS, cache=tmp_path, progress=lines.append, **OPTIONS)
+    assert any("compiled in" in line for line in lines)
     assert len(compiles) == len(first.trials) > 0
     assert len(list(tmp_path.iterdir())) == len(first.trials)
     compiles.clear()
-    again = plan(train, *ARGS, cache=str(tmp_path), **OPTIONS)
+    lines.clear()
+    again = plan(train, *ARGS, cache=str(tmp_path), progress=lines.append, **OPTIONS)
     assert compiles == []
+    assert any("read from the cache: " in line for line in lines)
+    assert not any("compiled in" in line for line in lines)
     assert without_seconds(again) == without_seconds(first)
     apart = plan(train, *ARGS, **OPTIONS)
     assert len(compiles) == len(apart.trials)
@@ -115,14 +120,15 @@ def test_a_refusal_for_size_is_remembered_with_its_figures(tmp_path, compiles):
     there = stowax.target("v5e-1")
     spec = jax.ShapeDtypeStruct((2**38 // (1024 * 4), 1024), jnp.float32)
     mine = there.lower(jax.jit(lambda x: x + 1), spec)
-    said = []
-    for _ in range(2):
-        with pytest.raises(OutOfMemoryCompileError) as caught:
-            ProgramCache(tmp_path).compiled(mine, QUICK, there)
-        said.append((str(caught.value), caught.value.needed_bytes))
-    assert said[0] == said[1]
-    assert said[0][1] == 2 * 2**38
+    first, again = [ProgramCache(tmp_path).compiled(mine, QUICK, there) for _ in "12"]
     assert len(compiles) == 1
+    assert (again.key, again.seconds) == (first.key, first.seconds)
+    assert (first.was_kept, again.was_kept) == (False, True)
+    for found in (first, again):
+        assert (found.module, found.memory) == (b"", None)
+        assert isinstance(found.refusal, OutOfMemoryCompileError)
+        assert found.refusal.needed_bytes == 2 * 2**38
+    assert str(again.refusal) == str(first.refusal)
 
 
 def test_a_folder_is_made_where_there_is_none(tmp_path):

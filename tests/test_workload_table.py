@@ -25,6 +25,8 @@ from benchmarks import (
 )
 from benchmarks.comparison_workloads import WORKLOADS, made
 from stowax._survey._options import smaller_chip
+from stowax._target._compiled import LoweredProgram
+from stowax._timing._simulate import simulate
 
 GIB = 2**30
 
@@ -124,12 +126,18 @@ def test_a_program_is_compiled_once_for_all_that_it_depends_on(tmp_path, monkeyp
     assert first["device_bytes"] >= 2 * 512 * 512 * 4  # argument and result
     assert first["step_seconds"] > 0
     # As new, and compiled by nobody: the same figures come from what was kept.
-    monkeypatch.setattr(comparison_programs, "_compile", None)
+    monkeypatch.setattr(LoweredProgram, "compile", None)
     assert figures(jax.jit(lambda x: x @ x)) == first
     others = ((jax.jit(lambda x: x @ x.T), {}), (product, {"xla_a": True}))
     for jitted, options in others:
         with pytest.raises(TypeError):
             figures(jitted, **options)
+    program = comparison_programs.program_of(first)
+    assert (
+        simulate(program, target.chip, target.link).step_seconds
+        == (first["step_seconds"])
+    )
+    assert comparison_programs.program_of({"program": "another"}) is None
 
 
 def test_a_program_beyond_the_chip_keeps_what_the_compiler_said(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from .._errors import OffloadVanishedError, OutOfMemoryCompileError
+from .._errors import OffloadVanishedError
 from .._hlo._host_calls import updated_leaves
 from .._hlo._program import read_program, transfers_named
 from .._inspect._inspect import inspect_program
@@ -42,7 +42,7 @@ class Measured:
     """A compiled program: its figures, and the record of the trial.
 
     `inspection` is `None` where the compiler refused for want of memory. `loops` has
-    how long the loops of each body work.
+    how long the loops of each body work; `was_kept` says that nothing was compiled.
     """
 
     trial: Trial
@@ -50,6 +50,7 @@ class Measured:
     vanished: tuple[str, ...] = ()
     not_on_host: tuple[str, ...] = ()
     loops: Windows = dataclasses.field(default_factory=dict)
+    was_kept: bool = False
 
     @property
     def predicted_bytes(self) -> int:
@@ -98,22 +99,28 @@ def compile_and_read(
     lowered, prediction = predict(survey, plan, donate=donate)
     predicted = prediction.device_total + correction
     started = time.perf_counter()
-    try:
-        compiled = cache.compiled(lowered, compiler_options, survey.target)
-    except OutOfMemoryCompileError as error:
-        needed = error.needed_bytes or predicted
+
+    def tried(device: int, host: int, seconds: float | None) -> Trial:
+        return Trial(
+            what=what,
+            predicted_bytes=predicted,
+            compiled_bytes=device,
+            host_bytes=host,
+            step_seconds=seconds,
+            seconds_to_compile=time.perf_counter() - started,
+        )
+
+    compiled = cache.compiled(lowered, compiler_options, survey.target)
+    if compiled.refusal is not None:
+        needed = compiled.refusal.needed_bytes or predicted
         needed = max(needed, survey.target.device_bytes + 1)
-        return _measured(what, started, predicted, needed, prediction.host_total, None)
+        trial = tried(needed, prediction.host_total, None)
+        return Measured(trial=trial, inspection=None, was_kept=compiled.was_kept)
     program = read_program(compiled.module)
     inspection = inspect_program(program, compiled.memory, survey.target)
-    measured = _measured(
-        what,
-        started,
-        predicted,
-        inspection.memory.device.total,
-        inspection.memory.host.total,
-        inspection,
-    )
+    memory = inspection.memory
+    seconds = inspection.timeline.step_seconds
+    trial = tried(memory.device.total, memory.host.total, seconds)
     lost: tuple[str, ...] = ()
     away: tuple[str, ...] = ()
     if plan is not None:
@@ -122,27 +129,14 @@ def compile_and_read(
         lost += _not_streamed(survey, inspection, lowered)
         absent = {*plan.hosted.on_host} - updated_leaves(program)
         away = tuple(survey.step.arguments[i].path for i in sorted(absent))
-    loops = loop_seconds(program, survey.bodies, survey.target)
-    return dataclasses.replace(measured, vanished=lost, not_on_host=away, loops=loops)
-
-
-def _measured(
-    what: str,
-    started: float,
-    predicted: int,
-    compiled: int,
-    host: int,
-    inspection: Any | None,
-) -> Measured:
-    trial = Trial(
-        what=what,
-        predicted_bytes=predicted,
-        compiled_bytes=compiled,
-        host_bytes=host,
-        step_seconds=inspection.timeline.step_seconds if inspection else None,
-        seconds_to_compile=time.perf_counter() - started,
+    return Measured(
+        trial=trial,
+        inspection=inspection,
+        vanished=lost,
+        not_on_host=away,
+        loops=loop_seconds(program, survey.bodies, survey.target),
+        was_kept=compiled.was_kept,
     )
-    return Measured(trial=trial, inspection=inspection)
 
 
 def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> tuple[str, ...]:
@@ -273,8 +267,9 @@ def outcome(measured: Measured, budget: int) -> str:
     within = measured.inspection is not None and measured.compiled_bytes <= budget
     fits = "fits" if within else "does not fit"
     seconds = f", {format_seconds(measured.step_seconds)} a step"
+    took = format_seconds(measured.trial.seconds_to_compile)
     return (
-        f"compiled in {format_seconds(measured.trial.seconds_to_compile)}: "
+        f"{'read from the cache' if measured.was_kept else f'compiled in {took}'}: "
         f"{format_bytes(measured.compiled_bytes)} on the device ({fits} "
         f"{format_bytes(budget)}), {format_bytes(measured.host_bytes)} on the host"
         f"{seconds if measured.inspection else ''}"

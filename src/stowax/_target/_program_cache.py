@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import pathlib
+import time
 import types
 import zlib
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from .._errors import ArgumentError, OutOfMemoryCompileError
 from .._files import write_whole
 from .._mlir import scopes
 from .._versions import versions
-from ._compiled import CompiledProgram, LoweredProgram
+from ._compiled import LoweredProgram
 from ._machine import Target
 
 _KINDS = ("argument", "output", "alias", "temp")
@@ -38,11 +39,21 @@ _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ReadableProgram:
-    """What planning reads of a compiled program: its module, and its memory figures."""
+class KeptProgram:
+    """What came of compiling a program, just now or on the day when it was kept.
+
+    `module` is the serialized module with its schedule, `memory` XLA's figures; where
+    the compiler refused the program for its size there is the `refusal` instead. The
+    compiler took `seconds`. `key` stands for all that it depended on (`None` without a
+    folder to keep it in); `was_kept` says that nothing was compiled now.
+    """
 
     module: bytes
     memory: Any
+    refusal: OutOfMemoryCompileError | None
+    seconds: float
+    key: str | None = None
+    was_kept: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,25 +64,31 @@ class ProgramCache:
 
     def compiled(
         self, lowered: LoweredProgram, options: Mapping[str, Any], target: Target
-    ) -> ReadableProgram:
-        """The program that `lowered` compiles to.
+    ) -> KeptProgram:
+        """What `lowered` compiles to.
 
-        **Raises:** as `LoweredProgram.compile`, whether it compiles or remembers.
+        **Raises:** `CompileError` if the compiler refuses it for anything but its size;
+        that is not kept.
         """
         if self.folder is None:
-            return _readable(lowered.compile(dict(options) or None))
-        path = self.folder / f"{_key(lowered, options, target)}.gz"
-        kept = _read(path)
-        if kept is None:
-            kept = _compile(lowered, options)
-            write_whole(path, gzip.compress(_as_bytes(*kept), 1), "cache")
-        note, module = kept
-        if "message" in note:
-            raise OutOfMemoryCompileError(
-                note["message"], note["needed_bytes"], note["available_bytes"]
-            )
-        memory = types.SimpleNamespace(**note["memory"])
-        return ReadableProgram(module=module, memory=memory)
+            return _compile(lowered, options)
+        key = _key(lowered, options, target)
+        kept = self.read(key)
+        if kept is not None:
+            return kept
+        found = _compile(lowered, options)
+        write_whole(self._path(key), gzip.compress(_as_bytes(found), 1), "cache")
+        return dataclasses.replace(found, key=key)
+
+    def read(self, key: str) -> KeptProgram | None:
+        """What is kept under `key`; `None` if nothing is, or it cannot be read."""
+        with contextlib.suppress(OSError, EOFError, ValueError, zlib.error):
+            return _from_bytes(gzip.decompress(self._path(key).read_bytes()), key)
+        return None
+
+    def _path(self, key: str) -> pathlib.Path:
+        assert self.folder is not None, "there is no folder to keep programs in"
+        return self.folder / f"{key}.gz"
 
 
 def cache_in(folder: str | os.PathLike[str] | None) -> ProgramCache:
@@ -115,36 +132,41 @@ def _key(lowered: LoweredProgram, options: Mapping[str, Any], target: Target) ->
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
 
-_Kept = tuple[dict[str, Any], bytes]
-
-
-def _compile(lowered: LoweredProgram, options: Mapping[str, Any]) -> _Kept:
+def _compile(lowered: LoweredProgram, options: Mapping[str, Any]) -> KeptProgram:
+    started = time.perf_counter()
+    module, memory, refusal = b"", None, None
     try:
         compiled = lowered.compile(dict(options) or None)
+        module = compiled.hlo_module_protos()[0]
+        memory = compiled.memory_analysis()
     except OutOfMemoryCompileError as error:
-        refused = {
-            "message": str(error),
-            "needed_bytes": error.needed_bytes,
-            "available_bytes": error.available_bytes,
-        }
-        return refused, b""
-    found = _readable(compiled)
-    memory = {name: int(getattr(found.memory, name, 0)) for name in _FIGURES}
-    return {"memory": memory}, found.module
+        refusal = error
+    seconds = time.perf_counter() - started
+    return KeptProgram(module=module, memory=memory, refusal=refusal, seconds=seconds)
 
 
-def _readable(compiled: CompiledProgram) -> ReadableProgram:
-    module = compiled.hlo_module_protos()[0]
-    return ReadableProgram(module=module, memory=compiled.memory_analysis())
+def _as_bytes(found: KeptProgram) -> bytes:
+    note: dict[str, Any] = {"seconds": found.seconds}
+    if (refusal := found.refusal) is not None:
+        figures = (refusal.needed_bytes, refusal.available_bytes)
+        note["refused"] = (str(refusal), *figures)
+    else:
+        note["memory"] = {n: int(getattr(found.memory, n, 0)) for n in _FIGURES}
+    return json.dumps(note).encode() + b"\n" + found.module
 
 
-def _as_bytes(note: dict[str, Any], module: bytes) -> bytes:
-    return json.dumps(note).encode() + b"\n" + module
-
-
-def _read(path: pathlib.Path) -> _Kept | None:
-    """What is kept at `path`; what cannot be read is compiled again."""
-    with contextlib.suppress(OSError, EOFError, ValueError, zlib.error):
-        note, _, module = gzip.decompress(path.read_bytes()).partition(b"\n")
-        return json.loads(note), module
-    return None
+def _from_bytes(data: bytes, key: str) -> KeptProgram:
+    text, _, module = data.partition(b"\n")
+    note, memory, refusal = json.loads(text), None, None
+    if "refused" in note:
+        refusal = OutOfMemoryCompileError(*note["refused"])
+    else:
+        memory = types.SimpleNamespace(**note["memory"])
+    return KeptProgram(
+        module=module,
+        memory=memory,
+        refusal=refusal,
+        seconds=note["seconds"],
+        key=key,
+        was_kept=True,
+    )

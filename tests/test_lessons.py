@@ -64,6 +64,15 @@ def test_what_one_value_brings_along_is_laid_to_it():
     )
 
 
+def test_far_off_for_a_tiny_budget_is_learned_in_silence():
+    # Much as the tutorial's Adam step for 1 MiB. Warnings are errors in these tests.
+    state, layers = chain(1, bytes=GIB), chain(10, bytes=GIB // 8)
+    layers = dataclasses.replace(layers, name="layers")
+    moved = ("offload",) * 4, ("offload", "recompute", "recompute", "recompute")
+    lessons = learned((state, layers), {moved: -2 * GIB}, 2**20)
+    assert all(offload < 0 for _, offload in lessons.stored[state.name])
+
+
 decisions_of = st.tuples(
     st.sampled_from(WAYS[:2]), *(st.sampled_from(WAYS) for _ in range(3))
 )

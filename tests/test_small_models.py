@@ -52,4 +52,4 @@ def test_what_is_worth_a_copy():
     # A small budget for a large model, or much memory for a small one, change nothing.
     assert least_bytes(2 * MIB, 2**30) == MIB
     assert least_bytes(2**30, 2 * MIB) == MIB
-    assert least_bytes(8 * MIB, 32 * MIB) == 32 * MIB // 128
+    assert least_bytes(8 * MIB, 32 * MIB) == 32 * MIB // 256

@@ -20,7 +20,7 @@ DECISIONS: tuple[Decision, ...] = ("keep", "offload", "recompute")
 OFFLOAD_LEAST_BYTES = 1 << 20
 """Below this a copy's fixed cost dominates; assumed, not measured."""
 
-_SMALLEST_PART = 128
+_SMALLEST_PART = 256
 """A part of all there is that is worth a copy, whatever the copy's fixed cost."""
 
 

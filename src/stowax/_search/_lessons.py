@@ -58,11 +58,14 @@ def learned(
     # The same as `_regression` does, but with a least size for every part.
     rest = _REST * scale
     least = [-np.inf, *(size for body in bodies for size in _least(body))]
-    found = lsq_linear(
-        np.vstack([parts / rest, np.eye(parts.shape[1])]),
-        np.concatenate([seen / rest, np.zeros(parts.shape[1])]),
-        bounds=(least, np.inf),
-    ).x
+    # Far from a bound scipy multiplies infinity by zero, and then takes another way.
+    # Its warning would stand among the lines of the user's plan.
+    with np.errstate(invalid="ignore"):
+        found = lsq_linear(
+            np.vstack([parts / rest, np.eye(parts.shape[1])]),
+            np.concatenate([seen / rest, np.zeros(parts.shape[1])]),
+            bounds=(least, np.inf),
+        ).x
     whole = np.array([[body.count * v.bytes] for body in bodies for v in body.values])
     more = _STORED * whole * found[1:].reshape(-1, len(WAYS))
     stored, start = {}, 0

@@ -332,7 +332,7 @@ def _compile_plain(
         correction=_seen(search),
         donate=donate,
     )
-    search.say(outcome(measured, search.budget))
+    search.say(outcome(measured, search.budget, search.host_budget))
     attempt = Attempt(
         decisions=None,
         solution=None,

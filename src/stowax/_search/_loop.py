@@ -356,7 +356,7 @@ class Search:
             correction=self.forecast.excess(solution.decisions),
             donate=self.may_donate,
         )
-        self.say(outcome(measured, self.budget))
+        self.say(outcome(measured, self.budget, self.host_budget))
         attempt = Attempt(
             decisions=solution.decisions,
             solution=solution,

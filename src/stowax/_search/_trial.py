@@ -262,15 +262,17 @@ def check_offloads(measured: Measured) -> None:
         )
 
 
-def outcome(measured: Measured, budget: int) -> str:
+def outcome(measured: Measured, budget: int, host_budget: int) -> str:
     """What a compiled program came to, in a line."""
     within = measured.inspection is not None and measured.compiled_bytes <= budget
-    fits = "fits" if within else "does not fit"
+    device, host = map(format_bytes, (measured.compiled_bytes, measured.host_bytes))
+    fits = f" ({'fits' if within else 'does not fit'} {format_bytes(budget)})"
+    too_much = f" (does not fit {format_bytes(host_budget)})"
     seconds = f", {format_seconds(measured.step_seconds)} a step"
     took = format_seconds(measured.trial.seconds_to_compile)
     return (
         f"{'read from the cache' if measured.was_kept else f'compiled in {took}'}: "
-        f"{format_bytes(measured.compiled_bytes)} on the device ({fits} "
-        f"{format_bytes(budget)}), {format_bytes(measured.host_bytes)} on the host"
+        f"{device} on the device{fits}, "
+        f"{host} on the host{too_much if measured.host_bytes > host_budget else ''}"
         f"{seconds if measured.inspection else ''}"
     )

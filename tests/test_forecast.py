@@ -21,7 +21,7 @@ def forecast():
     return Forecast(
         survey=survey,
         scale=20 * GIB,
-        predictions={d: gib * GIB for d, gib in PREDICTED.items()},
+        predictions={d: (gib * GIB, 0) for d, gib in PREDICTED.items()},
     )
 
 
@@ -61,7 +61,7 @@ def test_an_excess_is_laid_to_the_value_that_tells_programs_apart():
 def test_what_large_programs_save_a_small_one_does_not_have():
     f = forecast()
     small = (("recompute", "recompute", "recompute", "recompute"),)
-    f.predictions[small] = 2 * GIB
+    f.predictions[small] = 2 * GIB, 0
     f.learn(KEEP_1, 9 * GIB)  # three quarters of what was predicted
     assert f.credible(small) == 1.5 * GIB
     assert f.credible(KEEP_2) == f.expected(KEEP_2) < 10 * GIB  # its like do save

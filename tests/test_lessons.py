@@ -153,6 +153,24 @@ def test_decisions_settle_on_the_fastest_that_fit(gib):
     assert evaluate(asked, found.decisions).seconds <= min(fitting) * 1.05
 
 
+class Hosted(Told):
+    """Needs twice as much of the host as the model says."""
+
+    def on_host(self, decisions):
+        return 2 * sum(d == "offload" for d in decisions[0]) * GIB
+
+
+def test_what_the_host_is_predicted_not_to_hold_is_not_compiled():
+    search = searching(9 * GIB // 2, BODY)
+    search.host_budget = 3 * GIB // 2
+    first = search.settle().decisions
+    search.forecast = Hosted(survey=search.survey, scale=search.budget)
+    assert search.forecast.on_host(first) > search.host_budget
+    found = search.settle().decisions
+    assert search.forecast.on_host(found) <= search.host_budget
+    assert search.forecast.predicted(found) <= search.budget
+
+
 def test_what_is_too_big_by_little_is_charged_with_the_next_program(monkeypatch):
     """So that the next one is the same but for a few bytes."""
     loop = "stowax._search._loop"

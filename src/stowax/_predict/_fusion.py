@@ -130,7 +130,8 @@ class Rules:
       widths, vocabulary, stored values, donation and frozen weights in 28 scanned steps
       (within 16 MiB where the loop's body is predicted right), and held against
       policies by hand of the benchmarks (`docs/architecture.md`; v5p and v6e, libtpu
-      0.0.42.1). A chip that has only the heap is enough.
+      0.0.42.1). A chip that has only the heap is enough. The host's memory is counted
+      so, too: that of offloaded values again, once gradients go there.
     """
 
     fuses_products: bool

@@ -61,7 +61,8 @@ class BlockWalk:
     """One block: its buffers, from when to when they live, and the most at once.
 
     `peak` fills `alive`, the bytes on the device while each operation runs, and
-    `known_to_libtpu`, the most at once of what is not in a loop's carry yet.
+    `known_to_libtpu`, the most at once of what is not in a loop's carry yet, on the
+    device and on the host.
     """
 
     def __init__(self, flat: Flat, rules: Rules, block: Block, slots: Sequence[Slot]):
@@ -72,7 +73,7 @@ class BlockWalk:
         self.last, self.end = self.fusion.last, self.fusion.end
         self.buffer_of: dict[int, _Buffer] = {}
         self.buffers: list[_Buffer] = []
-        self.known_to_libtpu = 0
+        self.known_to_libtpu = [0, 0]
         self.alive: list[int] = []
         self.assign(slots)
 
@@ -209,14 +210,16 @@ class BlockWalk:
                 changes[buffer.host][buffer.end + 1] -= buffer.bytes
         best, best_host, label = 0, 0, "the entry"
         profile = []
-        at_rest = self.not_carried()
+        at_rest = [self.not_carried(host) for host in (False, True)]
         live = live_host = 0
         for t, node in enumerate(self.nodes):
             live += changes[False][t]
             live_host += changes[True][t]
             inner, inner_host, inside = self.inner(node)
             here = f"{node.scope or node.name}"
-            self.known_to_libtpu = max(self.known_to_libtpu, at_rest[t] + inner)
+            for host, more in enumerate((inner, inner_host)):
+                known = max(self.known_to_libtpu[host], at_rest[host][t] + more)
+                self.known_to_libtpu[host] = known
             if inner or not self.fusion.virtual.issuperset(node.results):
                 profile.append((here, live + inner))
             self.alive.append(live + inner)
@@ -225,7 +228,7 @@ class BlockWalk:
             best_host = max(best_host, live_host + inner_host)
         return best, best_host, label, profile
 
-    def not_carried(self) -> list[int]:
+    def not_carried(self, host: bool) -> list[int]:
         """Temporaries alive at each operation, but for what loops have taken over.
 
         What a loop is to take over, filled in before it, is left in `known_to_libtpu`.
@@ -239,7 +242,7 @@ class BlockWalk:
         changes = [0] * (self.end + 2)
         filled = [0] * (self.end + 2)
         for buffer in self.buffers:
-            if buffer.outside or buffer.host:
+            if buffer.outside or buffer.host != host:
                 continue
             loop = taken.get(id(buffer))
             changes[buffer.start] += buffer.bytes
@@ -248,7 +251,7 @@ class BlockWalk:
                 filled[loop] += buffer.bytes
         found = list(itertools.accumulate(changes))
         before = (here + loop for here, loop in zip(found, filled, strict=True))
-        self.known_to_libtpu = max(before)
+        self.known_to_libtpu[host] = max(before)
         return found
 
     def walk(

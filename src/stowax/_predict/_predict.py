@@ -75,12 +75,14 @@ def predict_memory(
     # A step that ends with the loop (gradients only) needs nothing after it.
     update_temp = max(entry_walk.alive[until:], default=0 if until else temp)
     if rules.counts_carries_again:
-        again = max(0, temp - entry_walk.known_to_libtpu)
+        known, known_on_host = entry_walk.known_to_libtpu
+        again = max(0, temp - known)
         if update_temp == temp:
             update_temp += again
         if layers_temp == temp:
             layers_temp += again
         temp += again
+        host_temp += max(0, host_temp - known_on_host)
 
     def total(numbers: Iterable[int], host: bool) -> int:
         return sum(sizes[n] for n in numbers if (n in flat.host) == host)

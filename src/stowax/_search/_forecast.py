@@ -29,12 +29,15 @@ _REST = 0.015
 class Forecast:
     """Expected device bytes of the survey's step under any decisions.
 
-    `scale` is the size of the programs in question, roughly: the budget.
+    `scale` is the size of the programs in question, roughly: the budget. `predictions`
+    has what was read off lowered programs: bytes on the device, and on the host.
     """
 
     survey: Survey
     scale: int
-    predictions: dict[Decisions, int] = dataclasses.field(default_factory=dict)
+    predictions: dict[Decisions, tuple[int, int]] = dataclasses.field(
+        default_factory=dict
+    )
     compiled: dict[Decisions, int] = dataclasses.field(default_factory=dict)
 
     def learn(self, decisions: Decisions, compiled_bytes: int) -> None:
@@ -46,8 +49,13 @@ class Forecast:
         if decisions not in self.predictions:
             plan = self.survey.step_plan(decisions)
             _, prediction = predict(self.survey, plan)
-            self.predictions[decisions] = prediction.device_total
-        return self.predictions[decisions]
+            both = prediction.device_total, prediction.host_total
+            self.predictions[decisions] = both
+        return self.predictions[decisions][0]
+
+    def on_host(self, decisions: Decisions) -> int:
+        """Bytes that the host is predicted to need, 0 where nothing was predicted."""
+        return self.predictions.get(decisions, (0, 0))[1]
 
     def excess(self, decisions: Decisions) -> int:
         """Bytes expected beyond `predicted`, by what the compiled programs needed."""

@@ -298,6 +298,7 @@ class Search:
             for solution in self.proposed.values()
             if self.forecast.known(solution.decisions, self._caution) <= target
             and solution.evaluation.host_bytes <= host
+            and self.forecast.on_host(solution.decisions) <= self.host_budget
         ]
         return min(
             fitting,
@@ -307,12 +308,17 @@ class Search:
 
     @property
     def _host_left(self) -> int:
-        """The host's budget, less what programs needed there beyond the model."""
-        more = (
-            attempt.measured.host_bytes - attempt.evaluation.host_bytes
-            for attempt in self.attempts
-            if attempt.evaluation is not None
-        )
+        """The host's budget, less what programs need there beyond the model.
+
+        Those that were compiled, and those proposed that are predicted not to fit.
+        """
+        needed = [(a.measured.host_bytes, a.evaluation) for a in self.attempts]
+        needed += [
+            (expected, solution.evaluation)
+            for decisions, solution in self.proposed.items()
+            if (expected := self.forecast.on_host(decisions)) > self.host_budget
+        ]
+        more = (there - model.host_bytes for there, model in needed if model)
         return self.host_budget - max(0, *more, 0)
 
     @property

@@ -1,10 +1,10 @@
 """stowax's plans of one workload on one target, for several budgets at once.
 
 `stowax.plans` makes them, so that a program compiled for one budget serves another. Its
-programs are kept by content: a table that is made again, with a
-better simulator or for one budget more, compiles what is new. What a budget that no
-step fits (`TINY`) has had compiled is among them: it says what the smallest budget is,
-and a plan for exactly that may come by other programs.
+programs are kept by content: a table that is made again, with a better simulator or for
+one budget more, compiles what is new. What a budget that no step fits (`TINY`) has had
+compiled is among them: it says what the smallest budget is, and a plan for exactly that
+may come by other programs.
 """
 
 from typing import Any

@@ -57,7 +57,8 @@ to a fifth, for plans and policies alike: a policy that counts more than the chi
 run there.) Seconds are simulated from the compiled schedule with the figures of `stowax
 targets`, by the same reader for all; *exposed* is the part that waits for host copies.
 Planning and compiling seconds are of the wall, on a machine that was doing other things
-too.
+too; where a plan's programs were kept from an earlier run they are far fewer (the
+`compiling_seconds` of its line say so).
 """
 
 

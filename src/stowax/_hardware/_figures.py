@@ -62,6 +62,15 @@ def measured(value: float, unit: str, source: str) -> Figure:
     return Figure(value=value, unit=unit, kind="measured", source=source, date=DATE)
 
 
+def matrix_figures(
+    source: str, tera: dict[str, float]
+) -> tuple[tuple[str, Figure], ...]:
+    """A maker's matrix throughput by dtype, of tera-operations/s; see `Chip.matrix`."""
+    return tuple(
+        (name, quoted(value * TERA, OPERATIONS, source)) for name, value in tera.items()
+    )
+
+
 def assumed(value: float, unit: str, source: str) -> Figure:
     """A figure derived by us; `source` says from what."""
     return Figure(value=value, unit=unit, kind="assumed", source=source, date=DATE)

@@ -8,7 +8,7 @@ any other: they can be kept, offloaded or computed again.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -80,6 +80,38 @@ class LinearizedBody:
             for leaf in self.residual_leaves
         ]
         return evaluate(self.backward, [*leaves, *cotangents, *totals])
+
+
+Linearize = Callable[[str, Any, Sequence[int], tuple[int, int]], LinearizedBody]
+"""`linearize_body` for a stack's name, its body, `active_inputs` and `carry`."""
+
+Linearized = MutableMapping[tuple[Any, ...], LinearizedBody]
+"""Bodies that were split before, by all that is given to `linearizer`'s function."""
+
+
+def linearizer(keep_checkpoint: bool, known: Linearized | None = None) -> Linearize:
+    """`linearize_body`, asked again only for what is not `known` yet.
+
+    A step is traced for every prediction, a fourth of the time on splitting bodies that
+    are what they were. A stack's name holds the digest of its call; what it does not
+    hold, the elements of constant arrays, has no part in what a program needs: what
+    computes must be traced without `known`.
+    """
+
+    def linearize(
+        name: str, body: Any, active: Sequence[int], carry: tuple[int, int]
+    ) -> LinearizedBody:
+        shapes = tuple(str(v.aval) for v in _jax.open_jaxpr(body).invars)
+        key = name, shapes, tuple(active), carry, keep_checkpoint
+        found = known.get(key) if known is not None else None
+        if found is None:
+            found = linearize_body(body, active, carry, lambda _: keep_checkpoint)
+            # A value of the trace that is going on must not be seen by the next one.
+            if known is not None and not any(map(_jax.is_tracer, found.forward.consts)):
+                known[key] = found
+        return found
+
+    return linearize
 
 
 def linearize_body(

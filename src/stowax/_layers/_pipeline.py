@@ -40,7 +40,7 @@ two backward ones: the gradients of weights are written in place, into the same 
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -54,7 +54,7 @@ from ._boundary import (
     emit_plain,
 )
 from ._host_slots import empty_array
-from ._linearize import LinearizedBody, linearize_body
+from ._linearize import Linearize, LinearizedBody
 from ._passes import Activity, Kept, zeros
 from ._stack import Choose, Stack, Stored, parts_of, scope_name
 
@@ -76,7 +76,7 @@ def run_stack(
     per_layer: Sequence[Any],
     *,
     choose: Choose,
-    keep_checkpoint: Callable[[Any], bool],
+    linearize: Linearize,
     row_major: bool = False,
     parts: Mapping[str, int] = types.MappingProxyType({}),
     label: bool = False,
@@ -115,9 +115,8 @@ def run_stack(
         ]
         perturbed = [*(p.perturbed for p in consts), *(p.perturbed for p in carry)]
         active = [i for i, flag in enumerate([*perturbed, *layers]) if flag]
-        body = linearize_body(
-            stack.body, active, (split[0], stack.carry_count), keep_checkpoint
-        )
+        carried = split[0], stack.carry_count
+        body = linearize(stack.name, stack.body, active, carried)
         mine = _for_inputs(stack, body.active_inputs)
         consts, carry, per_layer = values
         ran, left, ys = [], [], []

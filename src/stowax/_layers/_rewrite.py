@@ -21,6 +21,7 @@ from .._jaxprs._jaxpr import Program, bind, evaluate, inline, spec_of, trace
 from .._jaxprs._repeats import Repeat, find_repeats
 from ._boundary import Boundary
 from ._calls import Call, name_of, trace_call
+from ._linearize import Linearize, Linearized, linearizer
 from ._objects import without_objects
 from ._pipeline import Choose, Stack, run_stack
 
@@ -48,6 +49,7 @@ class Rewriter:
     trace of a step marks them, to see later where they came from). With `label`, the
     operations of every body run under a named scope each (see `_pipeline.scope_name`);
     with a `boundary`, the loops of the stacks can be found again (see `_boundary`).
+    `linearized` has the bodies of earlier traces of the same step (see `linearizer`).
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class Rewriter:
         *,
         label: bool = False,
         boundary: Boundary = None,
+        linearized: Linearized | None = None,
     ):
         self.choose, self.options, self.prepare = choose, options, prepare
         self.label, self.boundary = label, boundary
+        self.linearize = linearizer(options.keep_checkpoint, linearized)
         self.calls: dict[str, str] = {}
         # Inside of a marked function a mark adds nothing: its layers are found already.
         self.tracing = False
@@ -96,6 +100,7 @@ class Rewriter:
             inputs,
             self.choose,
             self.options,
+            self.linearize,
             label=self.label,
             boundary=self.boundary,
         )
@@ -106,6 +111,7 @@ def run_call(
     inputs: Sequence[Any],
     choose: Choose,
     options: Options,
+    linearize: Linearize,
     *,
     label: bool = False,
     boundary: Boundary = None,
@@ -117,7 +123,7 @@ def run_call(
     runner = functools.partial(
         run_stack,
         choose=choose,
-        keep_checkpoint=lambda equation: options.keep_checkpoint,
+        linearize=linearize,
         row_major=options.row_major,
         parts=dict(options.parts),
         label=label,

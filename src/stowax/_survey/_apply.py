@@ -16,7 +16,7 @@ import jax
 from .. import _jax
 from .._errors import PlanMismatchError
 from .._layers._boundary import Emission
-from .._layers._linearize import LinearizedBody
+from .._layers._linearize import Linearized, LinearizedBody
 from .._layers._pipeline import Stack, Stored
 from .._layers._rewrite import Options, Rewriter
 from .._layers._stack import STORED
@@ -60,11 +60,13 @@ def apply_decisions(
     compiler_options: Mapping[str, Any] | None = None,
     label: bool = False,
     arguments: Sequence[ArgumentRecord] | None = None,
+    linearized: Linearized | None = None,
 ) -> Any:
     """`jax.jit(step)` under the given decisions; `None` for none at all.
 
     **Arguments:** `arguments` are those that the decisions were made for; `None` leaves
     them unchecked. `donate` has to name every argument with state in host memory.
+    `linearized` is for programs that are looked at and never run (see `linearizer`).
 
     **Raises:** while tracing, `PlanMismatchError` if the step is not the one that the
     decisions were made for.
@@ -96,7 +98,9 @@ def apply_decisions(
         return plan.stored
 
     boundary: dict[str, Emission] | None = {} if plan.hosted else None
-    rewriter = Rewriter(choose, options, label=label, boundary=boundary)
+    rewriter = Rewriter(
+        choose, options, label=label, boundary=boundary, linearized=linearized
+    )
 
     @functools.wraps(step)
     def planned(*args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ import jax
 
 from .. import _mlir
 from .._cost._cost import cost_of_jaxpr, operation_seconds, program_seconds
+from .._layers._linearize import Linearized
 from .._layers._rewrite import Options
 from .._layers._stack import LOOP_SCOPE
 from .._planner import baselines
@@ -53,7 +54,8 @@ class Survey:
     `without_offloads` says that JAX refused host memory in this step. Arrays under
     `least_bytes` stay on the device. With `tight`, gradients are written to host memory
     at once, even where that makes the next weights wait; with `gradients_on_host` those
-    that the step returns of parameters in host memory come out there.
+    that the step returns of parameters in host memory come out there. `linearized` has
+    the bodies' two programs from earlier traces.
     """
 
     function: Callable[..., Any]
@@ -72,6 +74,9 @@ class Survey:
     least_bytes: int = OFFLOAD_LEAST_BYTES
     tight: bool = False
     gradients_on_host: bool = False
+    linearized: Linearized = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def problem(
         self, device_bytes: int, host_bytes: int, correction: int = 0
@@ -161,6 +166,7 @@ class Survey:
             self.options,
             donate=self.step.donate if donate else (),
             label=label,
+            linearized=self.linearized,
         )
         specs, hosted = self.specs, plan.hosted if plan else None
         if hosted is not None:

@@ -3,6 +3,8 @@
 `plan` compiles at most four programs, and believes the planner's model in what it has
 not compiled. Where the best of them waits for its copies much longer than the model
 says, that belief is worth little, and the compiles that are left go to changes of it.
+Where it does not, one goes to what people write by hand, if that may be faster: a plan
+is not to be slower than what anybody would have tried.
 Whoever trains for weeks may want more certainty still (`compiles=`): from the best plan
 so far, the model proposes what to change, the compiled schedule says whether that is
 faster, and what it says goes back into the model. It ends where no proposal is left, or
@@ -53,27 +55,31 @@ def improve(found: Found, most: int) -> Found:
     """`found`, its best attempt replaced by the best of up to `most` programs in all.
 
     What does not fit is returned as it is. If `most` allows no program more than the
-    search itself, only what waits longer than the model says is changed; otherwise a
-    step that fits as it is gets a plan all the same, and stays as it is if that is not
-    faster: what a scan keeps it writes and reads, and some of it is computed sooner.
+    search itself, only what waits longer than the model says is changed, and one way of
+    writing it by hand tried; otherwise a step that fits as it is gets a plan all the
+    same, and stays as it is if that is not faster: what a scan keeps it writes and
+    reads, and some of it is computed sooner.
     """
     search = found.search
-    surprised_only = most <= MOST_COMPILES
+    all_of_them = most > MOST_COMPILES
     if not search.fits(found.best):
         return found
-    if surprised_only and not waits_longer(found.best):
-        return found
-    if found.best.decisions is None and search.survey.bodies:
+    if found.best.decisions is None and search.survey.bodies and all_of_them:
         search.plan()
+    compiled_before = len(search.log)
     while len(search.log) < most:
         best = _best(search)
         if best.decisions is None:
             break
-        if surprised_only and not _worth_changing(search, best, found.best):
+        if all_of_them or _worth_changing(search, best, found.best):
+            proposal = next(_proposals(search, best), None)
+            if proposal is None:
+                search.say("no single change is expected to be faster")
+        elif len(search.log) == compiled_before:
+            proposal = next(_written_by_hand(search, best), None)
+        else:
             break
-        proposal = next(_proposals(search, best), None)
         if proposal is None:
-            search.say("no single change is expected to be faster")
             break
         solution, options = proposal
         search.compile(solution, most, options)
@@ -122,6 +128,17 @@ def _proposals(
         options = {**changed, **search.user_options}
         if (best.decisions, _key(options)) not in tried:
             yield solution, options
+
+
+def _written_by_hand(
+    search: Search, best: Attempt
+) -> Iterator[tuple[Solution, _Options | None]]:
+    """What people write by hand and promises to be faster, the most first."""
+    tried = {(a.decisions, _key(a.options)) for a in search.attempts}
+    for promised, decisions in _by_hand(search, best):
+        faster = promised < best.measured.step_seconds * (1 - _WORTH)
+        if faster and not _tried(search, tried, decisions):
+            yield _as_solution(search, best, decisions), None
 
 
 def _tried(search: Search, tried: Container[object], decisions: Decisions) -> bool:

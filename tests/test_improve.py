@@ -9,9 +9,7 @@ import types
 
 import pytest
 
-from planned_models import arguments, plan, train
 from planner_problems import chain, problem
-from stowax._errors import ArgumentError
 from stowax._planner import baselines, evaluate, solve
 from stowax._search._attempt import Attempt
 from stowax._search._charges import charged, charges_of
@@ -349,28 +347,6 @@ def test_what_the_user_set_is_never_changed():
     assert {a.options[name] for a in search.attempts} == {True}
 
 
-@pytest.mark.parametrize("wrong", [3, 4.5, "8", True])
-def test_how_many_may_be_compiled_is_a_number_from_four_on(wrong):
-    with pytest.raises(ArgumentError) as caught:
-        plan(train, *arguments(), compiles=wrong)
-    assert str(caught.value) == (
-        f"compiles: got {wrong!r}. Write how many programs may be compiled, 4 or more."
-    )
-
-
-@pytest.mark.once
-def test_a_plan_improves_or_stays():
-    budget = "130MiB"
-    usual = plan(train, *arguments(), budget=budget)
-    found = plan(train, *arguments(), budget=budget, compiles=7)
-    assert found.fits
-    assert found.step_seconds <= usual.step_seconds
-    assert len(usual.trials) <= len(found.trials) <= 7
-    assert found.step_seconds == min(
-        t.step_seconds for t in found.trials if t.compiled_bytes <= found.budget_bytes
-    )
-
-
 @pytest.mark.parametrize(("seconds", "stays"), [(1.0, True), (1e3, False)])
 def test_a_step_that_fits_as_it_is_stays_if_no_plan_is_faster(seconds, stays):
     search = Search(QUESTION)
@@ -395,17 +371,3 @@ def test_a_step_that_fits_as_it_is_stays_if_no_plan_is_faster(seconds, stays):
     best = improve(found, 5).best
     assert (best is written) == stays
     assert best.measured.step_seconds <= seconds
-
-
-@pytest.mark.once
-def test_more_programs_find_a_faster_step_where_nothing_has_to_move():
-    # Kept are 5 arrays a layer of 4 × its input, of which one has to be: the product.
-    wide = arguments(width=1024, rows=32768)
-    written = plan(train, *wide)
-    assert written.outcome == "unneeded"
-    found = plan(train, *wide, compiles=5)
-    assert found.fits
-    assert found.outcome in ("optimal", "feasible")
-    assert found.step_seconds < 0.8 * written.step_seconds
-    assert found.device_bytes < 0.5 * written.device_bytes
-    assert found.trials[0].what == "as written"

@@ -110,6 +110,20 @@ def test_what_is_made_last_does_not_hold_up_what_was_there_before():
     assert alone[1] == "offload early"
 
 
+def test_a_layers_input_leaves_before_the_others_are_made_if_all_are_out_in_time():
+    """v0 is there from the start and v1 after 1 s of 3: each copy takes 1.5 s, or 1.6.
+
+    Begun together after 1 s, they would take till 4, and one would go a layer later.
+    """
+    chosen = ("offload", "offload", "keep", "keep")
+    in_time = dataclasses.replace(FAST, device_to_host=BYTES / 1.5)
+    found = ways_to_store(BODY, chosen, in_time)
+    assert [found[i] for i in (0, 1)] == ["offload early"] * 2
+    longer = dataclasses.replace(FAST, device_to_host=BYTES / 1.6)
+    found = ways_to_store(BODY, chosen, longer)
+    assert [found[i] for i in (0, 1)].count("offload") == 1
+
+
 def test_what_is_small_beside_the_rest_comes_ahead_if_something_is_made_of_it():
     """v0 has 2 s until v1 is read, and v3 takes 0.9 s: the order may be another one."""
     body = replaced(BODY, 3, bytes=9 * BYTES)

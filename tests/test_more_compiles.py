@@ -1,0 +1,42 @@
+"""`compiles=`: how many programs a plan may take, and what more are good for."""
+
+import pytest
+
+from planned_models import arguments, plan, train
+from stowax._errors import ArgumentError
+
+
+@pytest.mark.parametrize("wrong", [3, 4.5, "8", True])
+def test_how_many_may_be_compiled_is_a_number_from_four_on(wrong):
+    with pytest.raises(ArgumentError) as caught:
+        plan(train, *arguments(), compiles=wrong)
+    assert str(caught.value) == (
+        f"compiles: got {wrong!r}. Write how many programs may be compiled, 4 or more."
+    )
+
+
+@pytest.mark.once
+def test_a_plan_improves_or_stays():
+    budget = "130MiB"
+    usual = plan(train, *arguments(), budget=budget)
+    found = plan(train, *arguments(), budget=budget, compiles=7)
+    assert found.fits
+    assert found.step_seconds <= usual.step_seconds
+    assert len(usual.trials) <= len(found.trials) <= 7
+    assert found.step_seconds == min(
+        t.step_seconds for t in found.trials if t.compiled_bytes <= found.budget_bytes
+    )
+
+
+@pytest.mark.once
+def test_more_programs_find_a_faster_step_where_nothing_has_to_move():
+    # Kept are 5 arrays a layer of 4 × its input, of which one has to be: the product.
+    wide = arguments(width=1024, rows=32768)
+    written = plan(train, *wide)
+    assert written.outcome == "unneeded"
+    found = plan(train, *wide, compiles=5)
+    assert found.fits
+    assert found.outcome in ("optimal", "feasible")
+    assert found.step_seconds < 0.8 * written.step_seconds
+    assert found.device_bytes < 0.5 * written.device_bytes
+    assert found.trials[0].what == "as written"

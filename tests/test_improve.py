@@ -288,6 +288,19 @@ def test_a_plan_is_compared_with_one_way_of_writing_it_by_hand(
     assert (found.best.decisions == poor) == (tried != ["keep all"])
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_where_nothing_by_hand_promises_more_the_last_turn_is_the_solvers(
+    number, monkeypatch
+):
+    monkeypatch.setattr("stowax._search._improve._by_hand", lambda search, best: [])
+    search = Search(dataclasses.replace(QUESTION, device_bytes=10**6))
+    for _ in range(number):
+        search.compile(search.settle(), 4)
+    found = Found(search=search, best=search.best(), rolled=search)
+    improve(found, 4)
+    assert len(search.attempts) == (4 if number == 3 else number)
+
+
 def _settled(search, attempt):
     return not (waits_longer(attempt) or better_known(attempt, search.budget))
 

@@ -110,6 +110,24 @@ def test_the_last_compile_for_the_least_may_be_left_to_another_form():
     assert [a.decisions for a in search.attempts] == [search.needing_least().decisions]
 
 
+@pytest.mark.parametrize(("fits", "compiled"), [(True, 0), (False, 1)])
+def test_a_compile_is_spared_once_something_fits(fits, compiled, monkeypatch):
+    search = searching(4 * LAYERS * MATRIX)
+    search.plan()
+    earlier = search.best()
+    assert search.fits(earlier)
+    search.log = [None] * (MOST_COMPILES - 1)
+    search.attempts = [earlier]
+    # As if there were always something new and better to compile.
+    monkeypatch.setattr(Search, "_known", lambda self, decisions: False)
+    monkeypatch.setattr(Search, "_worth_it", lambda self, solution: True)
+    monkeypatch.setattr(Search, "fits", lambda self, attempt: fits)
+    search.plan(spare=1)
+    assert len(search.attempts) == 1 + compiled
+    search.plan()
+    assert len(search.attempts) == 2  # of four programs in all
+
+
 def test_what_programs_need_of_the_host_beyond_the_model_is_left_free():
     search = searching(4 * LAYERS * MATRIX)
     search.host_budget = 4 * LAYERS * MATRIX

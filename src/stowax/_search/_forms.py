@@ -96,8 +96,8 @@ def find_plan(
 
 
 def _loop(search: Search) -> Found:
-    """What comes of the layers as a loop."""
-    search.plan(least_last=False)
+    """What comes of the layers as a loop; a compile is left for `improve`."""
+    search.plan(spare=1, least_last=False)
     return Found(search=search, best=search.best(), rolled=search)
 
 

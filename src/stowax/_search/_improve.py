@@ -23,6 +23,7 @@ Proposals, in this order, those first that promise most:
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Container, Iterator, Mapping
 
 from .._planner import evaluate, policies, recomputed_values
@@ -76,7 +77,10 @@ def improve(found: Found, most: int) -> Found:
             if proposal is None:
                 search.say("no single change is expected to be faster")
         elif len(search.log) == compiled_before:
-            proposal = next(_written_by_hand(search, best), None)
+            by_hand = _by_hand(search, best)
+            proposal = next(_written_by_hand(search, best, by_hand), None)
+            if proposal is None and len(search.log) == most - 1:
+                search.plan()  # of the turn that was left, the solver makes use
         else:
             break
         if proposal is None:
@@ -113,11 +117,8 @@ def _proposals(
     hope = _hoped(search, best, settled.decisions)
     now = best.measured.step_seconds
     by_hand = _by_hand(search, best)
-    for promised, decisions in by_hand:
-        # The solver finds what its model is most wrong about, and here it was wrong.
-        much = promised < min(hope, now * (1 - _WORTH))
-        if much and not _tried(search, tried, decisions):
-            yield _as_solution(search, best, decisions), None
+    # The solver finds what its model is most wrong about, and here it was wrong.
+    yield from _written_by_hand(search, best, by_hand, below=hope)
     if hope < now and not _tried(search, tried, settled.decisions):
         yield settled, None
     for decisions in _changes(search, best, by_hand):
@@ -131,13 +132,16 @@ def _proposals(
 
 
 def _written_by_hand(
-    search: Search, best: Attempt
-) -> Iterator[tuple[Solution, _Options | None]]:
-    """What people write by hand and promises to be faster, the most first."""
+    search: Search, best: Attempt, by_hand: _Promises, below: float = math.inf
+) -> Iterator[tuple[Solution, None]]:
+    """What people write by hand and promises to be faster, the most first.
+
+    **Arguments:** `below` are the seconds that it has to promise besides.
+    """
     tried = {(a.decisions, _key(a.options)) for a in search.attempts}
-    for promised, decisions in _by_hand(search, best):
-        faster = promised < best.measured.step_seconds * (1 - _WORTH)
-        if faster and not _tried(search, tried, decisions):
+    most = min(below, best.measured.step_seconds * (1 - _WORTH))
+    for promised, decisions in by_hand:
+        if promised < most and not _tried(search, tried, decisions):
             yield _as_solution(search, best, decisions), None
 
 

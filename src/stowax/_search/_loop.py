@@ -36,13 +36,10 @@ _SOLVING_SECONDS = 10.0
 """Of a machine that is busy with other things: the solver counts nodes."""
 _SETTLED = 0.002
 """Part of the budget within which model and prediction agree."""
-
 _NEARLY = 0.01
 """Part of the budget that a program may lack and yet be worth repeating."""
-
 _WARY = 0.5
 """Part of what a proposal was too big by that the next ones leave free: assumed."""
-
 SLACK = 0.002
 """Part of the budget left free: solvers and allocators round."""
 
@@ -96,14 +93,18 @@ class Search:
     def __post_init__(self) -> None:
         self.forecast = Forecast(survey=self.survey, scale=self.budget)
 
-    def plan(self, leave: int = 0, *, least_last: bool = True) -> None:
+    def plan(self, leave: int = 0, *, spare: int = 0, least_last: bool = True) -> None:
         """Compiles plans, until there is nothing to gain, or `leave` compiles left.
 
-        **Arguments:** with `least_last=False` the last compile is left for another form
-        of the step, where nothing fits and only what needs the least is worth a try.
+        **Arguments:** `spare` are the compiles left once something fits. With
+        `least_last=False` the last compile is left for another form of the step, where
+        nothing fits and only what needs the least is worth a try.
         """
-        while len(self.log) < MOST_COMPILES - leave and self._another_round(least_last):
-            pass
+        while True:
+            fits = any(self.fits(a) for a in self.attempts if a.decisions)
+            most = MOST_COMPILES - max(leave, spare if fits else 0)
+            if len(self.log) >= most or not self._another_round(fits, least_last):
+                return
 
     def best(self) -> Attempt:
         """The best attempt that fits, else the one that needs the least."""
@@ -186,9 +187,8 @@ class Search:
         )
         return windowed(taught(problem, self.lessons), self.windows)
 
-    def _another_round(self, least_last: bool) -> bool:
+    def _another_round(self, anything_fits: bool, least_last: bool) -> bool:
         """One more program; false when there is nothing left worth compiling."""
-        anything_fits = any(self.fits(a) for a in self.attempts if a.decisions)
         if anything_fits:
             solution = self.settle()
             if self._known(solution.decisions) or not self._worth_it(solution):

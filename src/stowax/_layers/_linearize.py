@@ -92,10 +92,10 @@ Linearized = MutableMapping[tuple[Any, ...], LinearizedBody]
 def linearizer(keep_checkpoint: bool, known: Linearized | None = None) -> Linearize:
     """`linearize_body`, asked again only for what is not `known` yet.
 
-    A step is traced for every prediction, a fourth of the time on splitting bodies that
-    are what they were. A stack's name holds the digest of its call; what it does not
-    hold, the elements of constant arrays, has no part in what a program needs: what
-    computes must be traced without `known`.
+    A step is traced for every prediction, and a fourth of its calls went into splitting
+    bodies that are what they were. A stack's name holds the digest of its call; what it
+    does not hold, the elements of constant arrays, has no part in what a program needs:
+    what computes must be traced without `known`.
     """
 
     def linearize(

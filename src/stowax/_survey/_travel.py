@@ -116,7 +116,8 @@ def _in_time(
     """
     made = {i: _made(body, i) for i in early}
     seconds = {i: body.values[i].bytes / link.device_to_host for i in offloaded}
-    # What is there from the start need not wait for the others if that is soon enough.
+    # What is there from the start, by itself or left by the iteration before, need not
+    # wait for the others if that is soon enough.
     first = sum(s for i, s in seconds.items() if not made.get(i))
     end = max(first, max(made.values(), default=0.0)) + sum(seconds.values()) - first
     if end <= body.forward_seconds:

@@ -1,7 +1,6 @@
 """Programs beyond the fourth: what compiled schedules say goes back into the plan.
 
-The compiler here is a stand-in, so that what is true can be chosen: seconds are the
-model's and what each test adds to them. Solver, model and proposals are real.
+The compiler is a stand-in (`stand_in_search`), so that what is true can be chosen.
 """
 
 import dataclasses
@@ -9,124 +8,13 @@ import types
 
 import pytest
 
-from planner_problems import chain, problem
-from stowax._planner import baselines, evaluate, solve
+from stand_in_search import QUESTION, SET, TPU, Search, improved, offloaded
+from stowax._planner import evaluate, solve
 from stowax._search._attempt import Attempt
-from stowax._search._charges import charged, charges_of
 from stowax._search._forms import Found
 from stowax._search._improve import improve
 from stowax._search._worth import better_known, waits_longer
-from stowax._survey._options import alternatives, overlap_options
-
-TPU = types.SimpleNamespace(platform="tpu")
-SET = {**overlap_options(TPU), "mine": "yes"}
-
-
-@dataclasses.dataclass
-class Search:
-    """What `improve` needs of a `_loop.Search`, with a compiler made up."""
-
-    question: object
-    waits: dict[int, float] = dataclasses.field(default_factory=dict)
-    factor: object = lambda options: 1.0
-    user_options: dict = dataclasses.field(default_factory=lambda: {"mine": "yes"})
-    attempts: list = dataclasses.field(default_factory=list)
-    charges: dict = dataclasses.field(default_factory=dict)
-    said: list = dataclasses.field(default_factory=list)
-    vanished: object = lambda decisions: ()
-
-    def __post_init__(self):
-        self.log, self.say = self.attempts, self.said.append
-        self.budget = self.question.device_bytes
-        self.host_budget = self.question.host_bytes
-        self.survey = types.SimpleNamespace(
-            bodies=self.question.bodies,
-            state=None,
-            target=TPU,
-        )
-        self.forecast = types.SimpleNamespace(
-            known=lambda d, caution: evaluate(self.question, d).device_bytes
-        )
-
-    def problem(self):
-        return charged(self.question, self.charges)
-
-    def settle(self):
-        return solve(self.problem())
-
-    def options_for(self, decisions):
-        return dict(SET)
-
-    def fits(self, attempt):
-        return attempt.measured.compiled_bytes <= self.budget
-
-    def best(self):
-        fitting = filter(self.fits, self.attempts)
-        return min(fitting, key=lambda a: a.measured.step_seconds)
-
-    def plan(self):
-        self.compile(self.settle(), 4)
-
-    def compile(self, solution, most, options=None):
-        options = SET if options is None else options
-        found = evaluate(self.question, solution.decisions)
-        (body,), (chosen,) = self.question.bodies, solution.decisions
-        waits = {
-            i: body.count * self.waits.get(i, 0.0)
-            for i, decision in enumerate(chosen)
-            if decision == "offload"
-        }
-        exposed = found.exposed_seconds + sum(waits.values())
-        inspection = types.SimpleNamespace(
-            timeline=types.SimpleNamespace(
-                exposed_seconds=exposed,
-                step_seconds=found.seconds + sum(waits.values()),
-            ),
-            transfers=[
-                types.SimpleNamespace(
-                    op_name=f"stowax.offload.{body.name}.{i}",
-                    direction="device-to-host",
-                    exposed_seconds=seconds,
-                )
-                for i, seconds in waits.items()
-            ],
-        )
-        seconds = (found.seconds + sum(waits.values())) * self.factor(options)
-        attempt = Attempt(
-            decisions=solution.decisions,
-            solution=solution,
-            evaluation=found,
-            options=options,
-            donated=True,
-            measured=types.SimpleNamespace(
-                compiled_bytes=found.device_bytes,
-                step_seconds=seconds,
-                excess=0,
-                inspection=inspection,
-                vanished=self.vanished(solution.decisions),
-                not_on_host=(),
-            ),
-        )
-        self.attempts.append(attempt)
-        moved = charges_of(self.survey, solution.decisions, found, inspection)
-        self.charges.update(moved)
-        return attempt
-
-
-# Three values of 8 bytes of which one can be kept; the link carries one for nothing.
-QUESTION = problem(
-    chain(count=10, bytes=8, needed=(1, 2, 3), forward_seconds=3.0), device_bytes=250
-)
-
-
-def improved(search, most):
-    search.compile(search.settle(), 4)
-    found = Found(search=search, best=search.best(), rolled=search)
-    return improve(found, most)
-
-
-def offloaded(attempt):
-    return [i for i, d in enumerate(attempt.decisions[0]) if d == "offload"]
+from stowax._survey._options import alternatives
 
 
 def test_a_value_that_is_waited_for_is_not_moved_again():
@@ -142,47 +30,6 @@ def test_a_value_that_is_waited_for_is_not_moved_again():
     assert search.fits(found.best)
     # What it was charged with: what was waited for, per run.
     assert all(search.charges["layer", i] == pytest.approx(2.0) for i in moved)
-
-
-def test_what_people_write_by_hand_is_tried_where_it_may_be_faster(monkeypatch):
-    monkeypatch.setattr(
-        "stowax._search._improve._neighbours", lambda search, decisions: ()
-    )
-    # Enough room to keep the inputs only; whatever is moved is waited for.
-    question = dataclasses.replace(QUESTION, device_bytes=130)
-    search = Search(question, waits=dict.fromkeys(range(4), 5.0))
-    search.settle = lambda: solve(question)  # a solver that learns nothing
-    found = improved(search, 50)
-    tried = [a.decisions for a in search.attempts]
-    assert baselines(question)["recompute all"] in tried
-    seconds = [a.measured.step_seconds for a in search.attempts if search.fits(a)]
-    assert found.best.measured.step_seconds == min(seconds) < seconds[0]
-
-
-def test_of_two_policies_by_hand_the_one_that_is_likelier_to_fit_comes_first(
-    monkeypatch,
-):
-    """The one that seems a tenth too big has to promise a tenth more."""
-    monkeypatch.setattr(
-        "stowax._search._improve._neighbours", lambda search, decisions: ()
-    )
-    faster, smaller = (baselines(QUESTION)[k] for k in ("keep all", "recompute all"))
-    policies = {"faster": faster, "smaller": smaller}
-    monkeypatch.setattr("stowax._search._improve.policies", lambda problem: policies)
-    hopes = {faster: 1.0, smaller: 1.1}
-    monkeypatch.setattr(
-        "stowax._search._improve._hoped", lambda search, base, d: hopes.get(d, 9e9)
-    )
-    least = evaluate(QUESTION, smaller).device_bytes
-    question = dataclasses.replace(QUESTION, device_bytes=int(least * 1.01))
-    for factor, first in ((1.0, faster), (1.19, smaller)):
-        search = Search(question, waits=dict.fromkeys(range(4), 9.0))
-        search.settle = lambda search=search: solve(search.question)
-        search.forecast.known = lambda d, caution, factor=factor: int(
-            least * (factor if d == faster else 1)
-        )
-        improved(search, 4)
-        assert search.attempts[1].decisions == first
 
 
 def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
@@ -249,58 +96,6 @@ def test_no_more_is_compiled_than_was_allowed(monkeypatch):
     assert len(as_expected.attempts) == 2  # with one way of writing it by hand
 
 
-@pytest.mark.parametrize(
-    ("promises", "tried"),
-    [
-        ({"keep all": 0.5, "offload layer inputs": 0.7}, ["keep all"]),
-        ({"keep all": 0.7, "offload layer inputs": 0.5}, ["offload layer inputs"]),
-        ({"keep all": 0.999}, []),
-        ({}, []),
-    ],
-)
-def test_a_plan_is_compared_with_one_way_of_writing_it_by_hand(
-    promises, tried, monkeypatch
-):
-    """The one that promises most, if it does: no more, for nothing was a surprise."""
-    question = dataclasses.replace(QUESTION, device_bytes=10**6)
-    by_hand = baselines(question)
-    poor = by_hand["recompute all"]
-    search = Search(question)
-    search.settle = lambda: solution
-    solution = dataclasses.replace(
-        solve(question), decisions=poor, evaluation=evaluate(question, poor)
-    )
-    now = solution.evaluation.seconds
-    hopes = {by_hand[name]: part * now for name, part in promises.items()}
-    monkeypatch.setattr(
-        "stowax._search._improve._hoped", lambda search, base, d: hopes.get(d, 9e9)
-    )
-    monkeypatch.setattr("stowax._search._worth.WORTH_FILLING", 1.0)
-    found = improved(search, 4)
-    assert [a.decisions for a in search.attempts] == [
-        poor,
-        *(by_hand[name] for name in tried),
-    ]
-    assert found.best.measured.step_seconds == min(
-        a.measured.step_seconds for a in search.attempts
-    )
-    # What waits in host memory is no faster than what is made again.
-    assert (found.best.decisions == poor) == (tried != ["keep all"])
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_where_nothing_by_hand_promises_more_the_last_turn_is_the_solvers(
-    number, monkeypatch
-):
-    monkeypatch.setattr("stowax._search._improve._by_hand", lambda search, best: [])
-    search = Search(dataclasses.replace(QUESTION, device_bytes=10**6))
-    for _ in range(number):
-        search.compile(search.settle(), 4)
-    found = Found(search=search, best=search.best(), rolled=search)
-    improve(found, 4)
-    assert len(search.attempts) == (4 if number == 3 else number)
-
-
 def _settled(search, attempt):
     return not (waits_longer(attempt) or better_known(attempt, search.budget))
 
@@ -314,24 +109,6 @@ def test_what_waits_longer_than_the_model_says_is_changed_with_the_compiles_left
     # As soon as one takes what the model says, and the budget, the rest is not needed.
     *before, _ = surprised.attempts
     assert not any(_settled(surprised, attempt) for attempt in before)
-
-
-def test_what_people_write_by_hand_is_tried_even_if_it_seems_too_big():
-    """It is far from what was compiled, and predictions for it were 17 % too large."""
-    by_hand = baselines(QUESTION)["recompute all"]
-    least = evaluate(QUESTION, by_hand).device_bytes
-    for factor, tried in ((1.15, True), (1.25, False)):
-        search = Search(
-            dataclasses.replace(QUESTION, device_bytes=int(least * 1.01)),
-            waits=dict.fromkeys(range(4), 9.0),
-        )
-        known = search.forecast.known
-        search.forecast.known = lambda d, caution, known=known, factor=factor: int(
-            known(d, caution) * (factor if d == by_hand else 1)
-        )
-        search.settle = lambda search=search: solve(search.question)
-        improved(search, 4)
-        assert (by_hand in [a.decisions for a in search.attempts]) == tried
 
 
 def test_an_option_stays_only_where_the_compiled_step_is_faster():

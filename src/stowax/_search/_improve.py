@@ -12,7 +12,8 @@ no compile.
 
 Proposals, in this order, those first that promise most:
 
-- what people write by hand, where it promises more than the next;
+- what people write by hand, where it is expected to be faster than what there is, and
+  promises more than the next;
 - the solver's decisions, when offloaded values are charged with what their copies were
   waited for (`_charges`);
 - the decisions of the best plan, or of a faster one that was too big, with one changed,
@@ -117,8 +118,10 @@ def _proposals(
     hope = _hoped(search, best, settled.decisions)
     now = best.measured.step_seconds
     by_hand = _by_hand(search, best)
-    # The solver finds what its model is most wrong about, and here it was wrong.
-    yield from _written_by_hand(search, best, by_hand, below=hope)
+    # The solver finds what its model is most wrong about, and here it was wrong. But
+    # what is far from all that was compiled always has much to hope for.
+    likely = [pair for pair in by_hand if _expected(search, best, pair[1]) < now]
+    yield from _written_by_hand(search, best, likely, below=hope)
     if hope < now and not _tried(search, tried, settled.decisions):
         yield settled, None
     for decisions in _changes(search, best, by_hand):
@@ -153,20 +156,28 @@ def _key(options: _Options) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, str(value)) for name, value in options.items()))
 
 
-def _hoped(search: Search, base: Attempt, decisions: Decisions) -> float:
-    """Seconds of the compiled step, if the model is mistaken in favour of a change.
+def _expected(
+    search: Search, base: Attempt, decisions: Decisions, mistaken: float = 0.0
+) -> float:
+    """Seconds of the compiled step: those of `base`, and the model's difference.
 
-    By the model it is the seconds of `base` and the difference between the two.
+    **Arguments:** `mistaken` is the part of what a change moves by which the model errs
+    in its favour.
     """
     assert base.decisions is not None
     problem = search.problem()
     mine, theirs = (evaluate(problem, d) for d in (decisions, base.decisions))
-    expected = base.measured.step_seconds + mine.seconds - theirs.seconds
     turnover = sum(
         abs(here - there)
         for here, there in zip(_parts(mine), _parts(theirs), strict=True)
     )
-    return expected - _MISTAKEN * turnover
+    expected = base.measured.step_seconds + mine.seconds - theirs.seconds
+    return expected - mistaken * turnover
+
+
+def _hoped(search: Search, base: Attempt, decisions: Decisions) -> float:
+    """Seconds of the compiled step, if the model is mistaken in favour of a change."""
+    return _expected(search, base, decisions, mistaken=_MISTAKEN)
 
 
 def _parts(evaluation: Evaluation) -> tuple[float, float, float]:

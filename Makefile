@@ -39,7 +39,7 @@ format: $(VENV)/.ready-lint
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-# The test group too: the integrations' frameworks have to be there to be checked.
+# The test group too: the frameworks that tests use have to be there to be checked.
 types: $(VENV)/.ready-types
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 

@@ -27,7 +27,7 @@ LAYERS = (
     ("_plan",),
     ("_calibrate", "_verify"),
     ("__init__",),
-    ("_cli", "integrations"),
+    ("_cli",),
     ("__main__",),
 )
 

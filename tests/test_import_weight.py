@@ -30,7 +30,6 @@ HEAVY = (
     "plotly",
     "scipy.optimize",
     "stowax._cli._cli",
-    "stowax.integrations",
 )
 
 PROBE = """

@@ -1,10 +1,10 @@
 """The models that tests, demo and benchmarks plan for.
 
 Each is an ordinary training script: a model, a loss with the one mark that stowax asks
-for, a step. Every module has `small()`, which returns `(step, args)` with real arrays
-for numerics on a CPU; all but `llama` have `medium()`, the same with
-`jax.ShapeDtypeStruct`s of a size worth planning on one chip, and `sized(config)` for
-other sizes. `llama` takes a target with several chips.
+for, a step. Most have `small()`, which returns `(step, args)` with real arrays for
+numerics on a CPU. Those that are planned for one chip have `medium()`, the same with
+`jax.ShapeDtypeStruct`s of a size worth planning there, and `sized(config)` for other
+sizes. Those of published sizes take a target.
 """
 
 from types import ModuleType

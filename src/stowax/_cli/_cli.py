@@ -100,7 +100,8 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
     "--forbid",
     multiple=True,
     metavar="DECISION[:PATTERN]",
-    help="Do not offload, or recompute, at all or what matches. Repeatable.",
+    help="Do not offload, or recompute, at all or what matches; or no 'host update'. "
+    "Repeatable.",
 )
 @click.option(
     "--keep-checkpoint",

@@ -4,7 +4,7 @@ It runs `examples/char_gpt.py`, an ordinary training script with stowax's three 
 it, and shows those lines as they stand there. The large model is planned for a TPU and
 a GPU that are not there; nothing of it is ever run.
 
-The example is found in the checkout, or beside this file in a built wheel.
+The example is found in the checkout, or as `_char_gpt.py` in a built wheel.
 """
 
 import importlib.util

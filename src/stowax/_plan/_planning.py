@@ -48,7 +48,7 @@ def plan(
     - `target`: a name (`"v5p-8"`) or a `Target`; `None`: the attached device.
     - `pin`: pattern → decision, on names, roles and source lines of values
       (`{"*attention*": "keep"}`). `forbid`: decisions that may not be used
-      (`"offload"`, or `"recompute:*attention*"` for some values).
+      (`"offload"`, `"recompute:*attention*"` for some values, `"host update"`).
     - `keep_checkpoint`: leave the user's own `jax.checkpoint` calls inside repeated
       layers as they are; by default the plan decides anew.
     - `roll`: look for the repeating blocks of unrolled loops.

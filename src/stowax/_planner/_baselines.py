@@ -1,9 +1,10 @@
 """The plans that people write by hand, as decisions, to compare the solver's with.
 
-Called by the plan's report. A policy in the sense of `jax.checkpoint` marks values
-wherever they occur; what nobody reads any more is not stored, as in JAX, where unread
-residuals are dead code. What goes silently wrong without that: a policy is charged for
-values that its own other values make useless, and the comparison flatters the solver.
+Called by the report, the solver, the survey and the search. A policy in the sense of
+`jax.checkpoint` marks values wherever they occur; what nobody reads any more is not
+stored, as in JAX, where unread residuals are dead code. What goes silently wrong
+without that: a policy is charged for values that its own other values make useless, and
+the comparison flatters the solver.
 """
 
 from collections.abc import Callable

@@ -7,7 +7,7 @@ edits a plan by hand. What goes silently wrong elsewhere and not here: a value c
 as stored although what it is needed for was dropped, or a recomputation whose inputs
 are gone. The minimal closure below raises instead.
 
-Model, per body with `count` runs (see "The planning model" in the documentation):
+Model, per body with `count` runs (its rows and columns are in `_model`):
 
     D = sum of offloaded bytes, R = sum of seconds of operations run again
     S = sum of seconds spent on storing

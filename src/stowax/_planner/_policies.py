@@ -1,7 +1,7 @@
 """The policies that people write by hand, as decisions: what a plan is compared with.
 
-Called by the plan's report, and by the search where its own plans wait for copies that
-the model takes for hidden.
+Called by the plan's report, and by the search, which compiles those that promise to be
+faster.
 """
 
 from .._records._stages import Body, Decisions, Problem, Value

@@ -31,8 +31,8 @@ One rule is no reduction but part of the model: *state goes in turn*. Of state t
 crosses the link alike, the smaller arrays are offloaded before the larger ones. What a
 byte of it saves and costs is the same in all of them, so little is lost, at most the
 difference between two sizes; free to choose, the solver would look for the sum of sizes
-that fills the budget to the byte (on 18 moments of a 13B model: seconds, and nothing
-gained).
+that fills the budget to the byte (on 18 moments of a 13B model: half a second and more,
+and nothing gained).
 
 What goes silently wrong: a reduction that is right for time and wrong for memory. That
 is why 2 compares bytes and why 3 leaves v's bytes in the points' rows.

@@ -219,7 +219,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The keyword arguments of a `PlanRecord` from a file that `save` wrote.
 
     **Raises:** `ArgumentError` for a file that is not there or no plan;
-    `PlanMismatchError` for one of a newer format.
+    `PlanMismatchError` for one of another format.
     """
     instead = "Give a file that Plan.save or `stowax plan -o` wrote."
     try:

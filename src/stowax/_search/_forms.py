@@ -96,7 +96,7 @@ def find_plan(
 
 
 def _loop(search: Search) -> Found:
-    """What comes of the layers as a loop; a compile is left for `improve`."""
+    """What comes of the layers as a loop; a fitting one leaves a compile to others."""
     search.plan(spare=1, least_last=False)
     return Found(search=search, best=search.best(), rolled=search)
 

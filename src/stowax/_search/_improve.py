@@ -4,7 +4,7 @@
 not compiled. Where the best of them waits for its copies much longer than the model
 says, that belief is worth little, and the compiles that are left go to changes of it.
 Where it does not, one goes to what people write by hand, if that may be faster: a plan
-is not to be slower than what anybody would have tried.
+is not to be slower than what anybody would have tried. Else the last is the solver's.
 Whoever trains for weeks may want more certainty still (`compiles=`): from the best plan
 so far, the model proposes what to change, the compiled schedule says whether that is
 faster, and what it says goes back into the model. It ends where no proposal is left, or
@@ -57,10 +57,11 @@ def improve(found: Found, most: int) -> Found:
     """`found`, its best attempt replaced by the best of up to `most` programs in all.
 
     What does not fit is returned as it is. If `most` allows no program more than the
-    search itself, only what waits longer than the model says is changed, and one way of
-    writing it by hand tried; otherwise a step that fits as it is gets a plan all the
-    same, and stays as it is if that is not faster: what a scan keeps it writes and
-    reads, and some of it is computed sooner.
+    search itself, only what waits longer than the model says, or is new and leaves
+    room, is changed. Else one way of writing it by hand is tried, or where none
+    promises more and one compile is left, the solver's next decisions. With more a step
+    that fits as it is gets a plan all the same, and stays as it is if that is not
+    faster: what a scan keeps it writes and reads, and some of it is computed sooner.
     """
     search = found.search
     all_of_them = most > MOST_COMPILES

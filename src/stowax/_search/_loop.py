@@ -1,11 +1,11 @@
 """The closed loop: decide, predict, compile, compare, decide again.
 
 The planner's memory model is linear and knows no schedule; the prediction walks the
-lowered program, and costs a fraction of a second; the compiler is right, and costs
-many. So decisions are first brought into line with the prediction (`settle`), then
-compiled. What the compiler says beyond the prediction corrects the next round, and what
-copies were waited for is charged to what they move. At most four programs are compiled,
-and a plan fits only if its own compiled program does.
+lowered program, and costs about a second; the compiler is right, and costs many. So
+decisions are first brought into line with the prediction (`settle`), then compiled.
+What the compiler says beyond the prediction corrects the next round, and what copies
+were waited for is charged to what they move. At most four programs are compiled, and a
+plan fits only if its own compiled program does.
 
 A `Search` is for one form of the step; `_forms` says which there are.
 """

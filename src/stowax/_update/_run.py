@@ -1,8 +1,8 @@
 """Running a step with its state in host memory: loops over blocks, copies both ways.
 
-How it is meant to be called (by `_apply`, which does not do so yet). The step is traced
-to a jaxpr on specs in device memory, with marked functions rewritten. `stream_update`
-finds the loops. What is jitted is then
+How it is called (by `_state._stream`): the step is traced to a jaxpr on specs in device
+memory, with marked functions rewritten. `stream_update` finds the loops. What is jitted
+is then
 
     def step(*args):
         return run_streamed(streamed, args, in_turn=target.platform != "tpu")

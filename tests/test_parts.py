@@ -5,6 +5,7 @@ Numbers are of the CPU, bytes of programs compiled for chips that are not there.
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from stowax._layers._stack import can_run_as_parts, parts_of
 from stowax._mark import stow
 from stowax._records._program import Transfer
 from stowax._search import _parts
+from stowax._search._forms import Found
 from stowax._step._trace import trace_step
 
 LAYERS = 5
@@ -208,6 +210,30 @@ def test_parts_begin_with_what_the_whole_taught(monkeypatch):
     for (name,), windows in taught:
         assert windows == {f"{name}_1": (1.0, 2.0), f"{name}_2": (1.0, 2.0)}
     assert taught
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "compiled", "most", "asked"),
+    [(True, 3, 4, False), (False, 3, 4, True), (True, 2, 4, True), (True, 3, 6, True)],
+)
+def test_the_last_compile_is_for_what_the_whole_stack_still_wants(
+    unfinished, compiled, most, asked, monkeypatch
+):
+    asks = []
+    monkeypatch.setattr(_parts, "_most_promising", lambda *given: asks.append(given))
+    best = types.SimpleNamespace(decisions=("keep",))
+    survey = types.SimpleNamespace(
+        tight=False, gradients_on_host=False, without_offloads=False
+    )
+    search = types.SimpleNamespace(
+        survey=survey,
+        fits=lambda attempt: True,
+        log=[best] * compiled,
+        is_unfinished=lambda: unfinished,
+    )
+    found = Found(search=search, best=best, rolled=search)
+    assert _parts.in_parts(found, None, most) is found
+    assert bool(asks) == asked
 
 
 def test_copies_of_a_value_are_counted_for_the_part_that_makes_them():

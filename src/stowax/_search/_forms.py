@@ -65,7 +65,29 @@ class Found:
 
     def smallest_budget(self) -> tuple[int, Source]:
         """Device bytes below which no plan in any form is known to fit; who says so."""
-        return min(s.smallest_budget() for s in (self.search, *self.others))
+        return min(_smallest_budget(s) for s in (self.search, *self.others))
+
+
+def _smallest_budget(search: Search) -> tuple[int, Source]:
+    """Device bytes below which no plan is known to fit, and who says so.
+
+    What was compiled counts; else the planner's smallest plan, with what the
+    compiler has needed beyond the predictions so far.
+    """
+    compiled = [
+        a.measured.compiled_bytes
+        for a in search.attempts
+        if a.measured.host_bytes <= search.host_budget
+    ]
+    if not search.survey.bodies and not compiled:
+        return search.survey.reserved_bytes, "predicted"
+    if not search.survey.bodies:
+        return min(compiled), "compiled"
+    expected = search.forecast.credible(search.needing_least().decisions)
+    predicted = int(expected * (1 + SLACK))
+    if compiled and min(compiled) <= predicted:
+        return min(compiled), "compiled"
+    return predicted, "predicted"
 
 
 def find_plan(

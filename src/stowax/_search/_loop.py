@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 
 from .._planner import baselines, evaluate, smallest, solve
-from .._records._plan import Source
 from .._records._stages import Decisions, Problem, Solution
 from .._survey._options import plan_options
 from .._survey._survey import Survey
@@ -148,27 +147,6 @@ class Search:
             bound = again.bound_seconds if again.outcome != "infeasible" else bound
         return min(bound, self.other_bound)
 
-    def smallest_budget(self) -> tuple[int, Source]:
-        """Device bytes below which no plan is known to fit, and who says so.
-
-        What was compiled counts; else the planner's smallest plan, with what the
-        compiler has needed beyond the predictions so far.
-        """
-        compiled = [
-            a.measured.compiled_bytes
-            for a in self.attempts
-            if a.measured.host_bytes <= self.host_budget
-        ]
-        if not self.survey.bodies and not compiled:
-            return self.survey.reserved_bytes, "predicted"
-        if not self.survey.bodies:
-            return min(compiled), "compiled"
-        expected = self.forecast.credible(self.needing_least().decisions)
-        predicted = int(expected * (1 + SLACK))
-        if compiled and min(compiled) <= predicted:
-            return min(compiled), "compiled"
-        return predicted, "predicted"
-
     def problem(
         self, budget: int | None = None, survey: Survey | None = None
     ) -> Problem:
@@ -190,8 +168,8 @@ class Search:
     def _another_round(self, anything_fits: bool, least_last: bool) -> bool:
         """One more program; false when there is nothing left worth compiling."""
         if anything_fits:
-            solution = self.settle()
-            if self._known(solution.decisions) or not self._worth_it(solution):
+            solution = self._next()
+            if solution is None:
                 return False
         else:
             ways = (self.settle, self.needing_least)
@@ -202,12 +180,23 @@ class Search:
             last = len(self.log) == MOST_COMPILES - 1
             if last and solution.decisions in self.least and not least_last:
                 return False
-        attempt = self.compile(solution, MOST_COMPILES)
-        return (
-            waits_longer(attempt)
-            or not self.fits(attempt)
-            or better_known(attempt, self.budget)
-        )
+        return self._surprised_by(self.compile(solution, MOST_COMPILES))
+
+    def is_unfinished(self) -> bool:
+        """Whether the last program was a surprise, and something else is worth one."""
+        surprised = bool(self.attempts) and self._surprised_by(self.attempts[-1])
+        return surprised and self._next() is not None
+
+    def _surprised_by(self, attempt: Attempt) -> bool:
+        """Whether a program is reason enough for another one."""
+        surprise = waits_longer(attempt) or better_known(attempt, self.budget)
+        return surprise or not self.fits(attempt)
+
+    def _next(self) -> Solution | None:
+        """What is worth a compile beside a program that fits."""
+        solution = self.settle()
+        worth = not self._known(solution.decisions) and self._worth_it(solution)
+        return solution if worth else None
 
     def _known(self, decisions: Decisions) -> bool:
         return any(a.decisions == decisions for a in self.attempts)

@@ -3,12 +3,12 @@
 `plan` compiles at most four programs, and believes the planner's model in what it has
 not compiled. Where the best of them waits for its copies much longer than the model
 says, that belief is worth little, and the compiles that are left go to changes of it.
-Where it does not, one goes to what people write by hand, if that may be faster: a plan
-is not to be slower than what anybody would have tried. Else the last is the solver's.
-Whoever trains for weeks may want more certainty still (`compiles=`): from the best plan
-so far, the model proposes what to change, the compiled schedule says whether that is
-faster, and what it says goes back into the model. It ends where no proposal is left, or
-no compile.
+Where it does not, one goes to the solver's next decisions, or to what people write by
+hand, if that may be faster: a plan is not to be slower than what anybody would have
+tried. Whoever trains for weeks may want more certainty still (`compiles=`): from the
+best plan so far, the model proposes what to change, the compiled schedule says whether
+that is faster, and what it says goes back into the model. It ends where no proposal is
+left, or no compile.
 
 Proposals, in this order, those first that promise most:
 
@@ -58,10 +58,10 @@ def improve(found: Found, most: int) -> Found:
 
     What does not fit is returned as it is. If `most` allows no program more than the
     search itself, only what waits longer than the model says, or is new and leaves
-    room, is changed. Else one way of writing it by hand is tried, or where none
-    promises more and one compile is left, the solver's next decisions. With more a step
-    that fits as it is gets a plan all the same, and stays as it is if that is not
-    faster: what a scan keeps it writes and reads, and some of it is computed sooner.
+    room, is changed; else one program more is tried, of the solver or written by hand.
+    With more a step that fits as it is gets a plan all the same, and stays as it is if
+    that is not faster: what a scan keeps it writes and reads, and some of it is
+    computed sooner.
     """
     search = found.search
     all_of_them = most > MOST_COMPILES
@@ -79,10 +79,7 @@ def improve(found: Found, most: int) -> Found:
             if proposal is None:
                 search.say("no single change is expected to be faster")
         elif len(search.log) == compiled_before:
-            by_hand = _by_hand(search, best)
-            proposal = next(_written_by_hand(search, best, by_hand), None)
-            if proposal is None and len(search.log) == most - 1:
-                search.plan()  # of the turn that was left, the solver makes use
+            proposal = next(_one_more(search, best), None)
         else:
             break
         if proposal is None:
@@ -115,16 +112,8 @@ def _proposals(
     """What to compile next, the most promising first; nothing twice."""
     assert best.decisions is not None
     tried = {(a.decisions, _key(a.options)) for a in search.attempts}
-    settled = search.settle()
-    hope = _hoped(search, best, settled.decisions)
-    now = best.measured.step_seconds
-    by_hand = _by_hand(search, best)
-    # The solver finds what its model is most wrong about, and here it was wrong. But
-    # what is far from all that was compiled always has much to hope for.
-    likely = [pair for pair in by_hand if _expected(search, best, pair[1]) < now]
-    yield from _written_by_hand(search, best, likely, below=hope)
-    if hope < now and not _tried(search, tried, settled.decisions):
-        yield settled, None
+    settled, by_hand = search.settle(), _by_hand(search, best)
+    yield from _likeliest(search, best, settled, by_hand)
     for decisions in _changes(search, best, by_hand):
         if not _tried(search, tried, decisions):
             yield _as_solution(search, best, decisions), None
@@ -133,6 +122,30 @@ def _proposals(
         options = {**changed, **search.user_options}
         if (best.decisions, _key(options)) not in tried:
             yield solution, options
+
+
+def _one_more(search: Search, best: Attempt) -> Iterator[tuple[Solution, None]]:
+    """What to compile beside a program that surprised nobody."""
+    settled, by_hand = search.settle(), _by_hand(search, best)
+    yield from _likeliest(search, best, settled, by_hand)
+    yield from _written_by_hand(search, best, by_hand)
+
+
+def _likeliest(
+    search: Search, best: Attempt, settled: Solution, by_hand: _Promises
+) -> Iterator[tuple[Solution, None]]:
+    """What people write by hand, if it is expected to be faster; the solver's next.
+
+    The solver finds what its model is most wrong about. But what is far from all that
+    was compiled has always much to hope for.
+    """
+    tried = {(a.decisions, _key(a.options)) for a in search.attempts}
+    hope = _hoped(search, best, settled.decisions)
+    now = best.measured.step_seconds
+    likely = [pair for pair in by_hand if _expected(search, best, pair[1]) < now]
+    yield from _written_by_hand(search, best, likely, below=hope)
+    if hope < now * (1 - _WORTH) and not _tried(search, tried, settled.decisions):
+        yield settled, None
 
 
 def _written_by_hand(

@@ -25,7 +25,7 @@ Proposals, in this order, those first that promise most:
 import dataclasses
 import itertools
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from .._planner import evaluate, policies, recomputed_values
 from .._records._stages import Body, Decision, Decisions, Evaluation, Solution
@@ -111,16 +111,15 @@ def _proposals(
 ) -> Iterator[tuple[Solution, _Options | None]]:
     """What to compile next, the most promising first; nothing twice."""
     assert best.decisions is not None
-    tried = {(a.decisions, _key(a.options)) for a in search.attempts}
     settled, by_hand = search.settle(), _by_hand(search, best)
     yield from _likeliest(search, best, settled, by_hand)
     for decisions in _changes(search, best, by_hand):
-        if not _tried(search, tried, decisions):
+        if not _tried(search, decisions):
             yield _as_solution(search, best, decisions), None
     solution = _as_solution(search, best, best.decisions)
     for changed in alternatives(search.survey.target, best.options):
         options = {**changed, **search.user_options}
-        if (best.decisions, _key(options)) not in tried:
+        if not _tried(search, best.decisions, options):
             yield solution, options
 
 
@@ -139,12 +138,11 @@ def _likeliest(
     The solver finds what its model is most wrong about. But what is far from all that
     was compiled has always much to hope for.
     """
-    tried = {(a.decisions, _key(a.options)) for a in search.attempts}
     hope = _hoped(search, best, settled.decisions)
     now = best.measured.step_seconds
     likely = [pair for pair in by_hand if _expected(search, best, pair[1]) < now]
     yield from _written_by_hand(search, best, likely, below=hope)
-    if hope < now * (1 - _WORTH) and not _tried(search, tried, settled.decisions):
+    if hope < now * (1 - _WORTH) and not _tried(search, settled.decisions):
         yield settled, None
 
 
@@ -155,15 +153,20 @@ def _written_by_hand(
 
     **Arguments:** `below` are the seconds that it has to promise besides.
     """
-    tried = {(a.decisions, _key(a.options)) for a in search.attempts}
     most = min(below, best.measured.step_seconds * (1 - _WORTH))
     for promised, decisions in by_hand:
-        if promised < most and not _tried(search, tried, decisions):
+        if promised < most and not _tried(search, decisions):
             yield _as_solution(search, best, decisions), None
 
 
-def _tried(search: Search, tried: Container[object], decisions: Decisions) -> bool:
-    return (decisions, _key(search.options_for(decisions))) in tried
+def _tried(
+    search: Search, decisions: Decisions, options: _Options | None = None
+) -> bool:
+    """Whether decisions were compiled, by default with the options they would get."""
+    mine = _key(search.options_for(decisions) if options is None else options)
+    return any(
+        a.decisions == decisions and _key(a.options) == mine for a in search.attempts
+    )
 
 
 def _key(options: _Options) -> tuple[tuple[str, str], ...]:

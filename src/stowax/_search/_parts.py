@@ -29,7 +29,7 @@ from .._survey._survey import Survey, take_survey
 from ._as_written import beside
 from ._attempt import Attempt
 from ._forms import Found
-from ._loop import MOST_COMPILES, WORTH_ANOTHER_COMPILE, Search
+from ._loop import WORTH_ANOTHER_COMPILE, Search
 
 _FRACTIONS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 """Parts of a stack's layers that the first part is tried with."""
@@ -82,7 +82,7 @@ def in_parts(found: Found, make: InParts, most: int) -> Found:
     survey = search.survey
     if survey.tight or survey.gradients_on_host or survey.without_offloads:
         return found
-    if len(search.log) == MOST_COMPILES - 1 == most - 1 and search.is_unfinished():
+    if len(search.log) == most - 1 and search.is_unfinished():
         return found
     other = _most_promising(search, best, make)
     if other is None:

@@ -185,8 +185,11 @@ def reason(cell: dict[str, Any]) -> str:
     model = f"the planner's model has the plan at {mine} s"
     if other is not None:
         _, device, _, seconds, fitting = other
-        model += f" and the policy at {seconds_text(seconds)} s in {gib(device)} GiB"
-        model += "" if fitting else ", which it takes for too much"
+        if math.isclose(seconds, plan["model_seconds"], rel_tol=1e-6):
+            model += ", and the policy at the same"
+        else:
+            model += f" and the policy at {seconds_text(seconds)} s in {gib(device)} GiB"
+            model += "" if fitting else ", which it takes for too much"
     exposed = plan["exposed_seconds"] - best["exposed_seconds"]
     rest = plan["step_seconds"] - best["step_seconds"] - exposed
     return f"{model}; waiting for copies {exposed:+.3g} s, all else {rest:+.3g} s"

@@ -50,7 +50,7 @@ def write(
     mpl.rcParams.update({"svg.hashsalt": "stowax", "svg.fonttype": "none"})
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.0, 5.0), layout="constrained")
+    figure = Figure(figsize=(8.0, 5.5), layout="constrained")
     axes = figure.subplots()
     at = [plan["budget_bytes"] / GIB for plan in planned]
     seconds = [plan["step_seconds"] for plan in planned]
@@ -63,7 +63,8 @@ def write(
     axes.set_ylabel("simulated step, s")
     axes.set_title(f"{workload} on {target}")
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", fontsize="x-small", ncols=3)
+    # Two columns: three of the longest names are wider than the plot.
+    figure.legend(loc="outside lower center", fontsize="x-small", ncols=2)
     figure.savefig(path, metadata={"Date": None})
     return path.name
 

@@ -188,7 +188,9 @@ def reason(cell: dict[str, Any]) -> str:
         if math.isclose(seconds, plan["model_seconds"], rel_tol=1e-6):
             model += ", and the policy at the same"
         else:
-            model += f" and the policy at {seconds_text(seconds)} s in {gib(device)} GiB"
+            model += (
+                f" and the policy at {seconds_text(seconds)} s in {gib(device)} GiB"
+            )
             model += "" if fitting else ", which it takes for too much"
     exposed = plan["exposed_seconds"] - best["exposed_seconds"]
     rest = plan["step_seconds"] - best["step_seconds"] - exposed

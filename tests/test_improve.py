@@ -32,6 +32,25 @@ def test_a_value_that_is_waited_for_is_not_moved_again():
     assert all(search.charges["layer", i] == pytest.approx(2.0) for i in moved)
 
 
+def test_what_the_model_finds_too_big_is_not_predicted(monkeypatch):
+    """Predictions cost seconds, and hundreds of changes would be faster by keeping."""
+    monkeypatch.setattr("stowax._search._improve._by_hand", lambda search, best: [])
+    first = (("keep", "offload", "recompute", "recompute"),)
+    full = evaluate(QUESTION, first).device_bytes  # no room for anything more
+    question = dataclasses.replace(QUESTION, device_bytes=full)
+    search = Search(question, waits={1: 5.0})
+    solution = dataclasses.replace(
+        solve(question), decisions=first, evaluation=evaluate(question, first)
+    )
+    search.settle = lambda: solution
+    known, asked = search.forecast.known, []
+    search.forecast.known = lambda d, caution: asked.append(d) or known(d, caution)
+    improved(search, 12)
+    tried = {a.decisions for a in search.attempts}
+    assert len(tried) > 1  # what is waited for is made again
+    assert all(evaluate(question, d).device_bytes <= full for d in asked)
+
+
 def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
     monkeypatch.setattr("stowax._search._improve._by_hand", lambda search, best: [])
     question = dataclasses.replace(QUESTION, device_bytes=240)

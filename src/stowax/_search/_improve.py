@@ -214,6 +214,7 @@ def _changes(search: Search, best: Attempt, by_hand: _Promises) -> Iterator[Deci
         (_hoped(search, base, decisions), decisions)
         for base in (best, *_too_big(search, best))
         for decisions in _neighbours(search, base.decisions or ())
+        if _seems_to_fit(search, base, decisions)
     )
     possible = {decisions for _, decisions in by_hand}
     pairs = itertools.chain(changed, by_hand)
@@ -224,12 +225,26 @@ def _changes(search: Search, best: Attempt, by_hand: _Promises) -> Iterator[Deci
             yield decisions
 
 
+def _seems_to_fit(search: Search, base: Attempt, decisions: Decisions) -> bool:
+    """Whether a change of `base` is worth a prediction, by the planner's own model.
+
+    Of hundreds of changes most may be faster because they keep more. A prediction takes
+    a second or more.
+    """
+    assert base.decisions is not None
+    problem = search.problem()
+    mine, theirs = (evaluate(problem, d) for d in (decisions, base.decisions))
+    more = mine.device_bytes - theirs.device_bytes
+    return base.measured.compiled_bytes + more <= search.budget
+
+
 def _may_fit(
     search: Search, decisions: Decisions, *, caution: float, doubt: float = 1.0
 ) -> bool:
     evaluation = evaluate(search.problem(), decisions)
-    known = search.forecast.known(decisions, caution) / doubt
-    return known <= search.budget and evaluation.host_bytes <= search.host_budget
+    if evaluation.host_bytes > search.host_budget:
+        return False
+    return search.forecast.known(decisions, caution) / doubt <= search.budget
 
 
 def _too_big(search: Search, best: Attempt) -> list[Attempt]:
@@ -255,10 +270,12 @@ def _by_hand(search: Search, best: Attempt) -> _Promises:
         size = search.forecast.known(decisions, 0.0) / search.budget
         return _hoped(search, best, decisions) * max(1.0, size)
 
+    most = best.measured.step_seconds * (1 - _WORTH)
     found = (
         (promised(decisions), decisions)
         for decisions in _possible_by_hand(search)
-        if _may_fit(search, decisions, caution=0.0, doubt=_FAR)
+        if _hoped(search, best, decisions) < most
+        and _may_fit(search, decisions, caution=0.0, doubt=_FAR)
     )
     return sorted(found, key=lambda pair: pair[0])
 

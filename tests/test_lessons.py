@@ -64,6 +64,21 @@ def test_what_one_value_brings_along_is_laid_to_it():
     )
 
 
+def test_nothing_is_learned_of_what_no_program_stores():
+    """However many values there are that could be."""
+    other = dataclasses.replace(chain(COUNT, bytes=BYTES), name="other")
+    unstored = ("recompute",) * len(other.values)
+    off_by = {KEEP_1: -GIB, KEEP_12: 2 * GIB, KEEP_2: GIB}
+    alone = learned((BODY,), off_by, SCALE)
+    beside = learned(
+        (BODY, other), {(*d, unstored): much for d, much in off_by.items()}, SCALE
+    )
+    assert set(beside.stored[other.name]) == {(0, 0)}
+    assert beside.stored[BODY.name] == alone.stored[BODY.name]
+    assert any(keep for keep, _ in alone.stored[BODY.name])
+    assert beside.everywhere == alone.everywhere
+
+
 def test_far_off_for_a_tiny_budget_is_learned_in_silence():
     # Much as the tutorial's Adam step for 1 MiB. Warnings are errors in these tests.
     state, layers = chain(1, bytes=GIB), chain(10, bytes=GIB // 8)

@@ -55,16 +55,19 @@ def learned(
         ]
     )
     seen = np.array(list(off_by.values()), dtype=np.float64)
-    # The same as `_regression` does, but with a least size for every part.
+    # The same as `_regression` does, but with a least size for every part. What no
+    # program stores nothing is learned of: of a thousand parts a tenth is left.
     rest = _REST * scale
-    least = [-np.inf, *(size for body in bodies for size in _least(body))]
+    least = np.array([-np.inf, *(size for body in bodies for size in _least(body))])
+    told = parts.any(axis=0)
+    found = np.zeros(parts.shape[1])
     # Far from a bound scipy multiplies infinity by zero, and then takes another way.
     # Its warning would stand among the lines of the user's plan.
     with np.errstate(invalid="ignore"):
-        found = lsq_linear(
-            np.vstack([parts / rest, np.eye(parts.shape[1])]),
-            np.concatenate([seen / rest, np.zeros(parts.shape[1])]),
-            bounds=(least, np.inf),
+        found[told] = lsq_linear(
+            np.vstack([parts[:, told] / rest, np.eye(told.sum())]),
+            np.concatenate([seen / rest, np.zeros(told.sum())]),
+            bounds=(least[told], np.inf),
         ).x
     whole = np.array([[body.count * v.bytes] for body in bodies for v in body.values])
     more = _STORED * whole * found[1:].reshape(-1, len(WAYS))

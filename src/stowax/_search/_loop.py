@@ -64,7 +64,8 @@ class Search:
     donated or not (see `_forms`). `charges` are what offloaded values were waited for,
     `lessons` what the planner's memory model was seen to leave out, `windows` how long
     the last program's loops work, `proposed` every solution that a prediction was made
-    for, `nearly` what was too big by little.
+    for, `nearly` what was too big by little, `untaught` what needs least by the model
+    alone, by the budget of the host.
     """
 
     survey: Survey
@@ -87,6 +88,7 @@ class Search:
     nearly: Attempt | None = None
     solving_seconds: float = 0.0
     least: set[Decisions] = dataclasses.field(default_factory=set)
+    untaught: dict[int, Solution] = dataclasses.field(init=False, default_factory=dict)
     forecast: Forecast = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -221,12 +223,14 @@ class Search:
 
         Of programs near the least, the lessons of larger ones may be wrong.
         """
-        started = time.perf_counter()
-        untaught = self.survey.problem(self.budget, self._host_left)
-        found = [
-            smallest(problem, time_limit_seconds=_SOLVING_SECONDS)
-            for problem in (self.problem(), untaught)
-        ]
+        started, host = time.perf_counter(), self._host_left
+        found = [smallest(self.problem(), time_limit_seconds=_SOLVING_SECONDS)]
+        if host not in self.untaught:
+            self.untaught[host] = smallest(
+                self.survey.problem(self.budget, host),
+                time_limit_seconds=_SOLVING_SECONDS,
+            )
+        found.append(self.untaught[host])
         self.solving_seconds += time.perf_counter() - started
         solution = min(found, key=lambda s: self.forecast.known(s.decisions, 0.0))
         self.least.add(solution.decisions)

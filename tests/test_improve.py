@@ -14,7 +14,7 @@ from stowax._search._attempt import Attempt
 from stowax._search._forms import Found
 from stowax._search._improve import improve
 from stowax._search._worth import better_known, waits_longer
-from stowax._survey._options import alternatives
+from stowax._survey._options import alternatives, more_scratch
 
 
 def test_a_value_that_is_waited_for_is_not_moved_again():
@@ -130,6 +130,29 @@ def test_what_waits_longer_than_the_model_says_is_changed_with_the_compiles_left
     assert not any(_settled(surprised, attempt) for attempt in before)
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_plan_made_for_less_memory_is_changed_by_one_decision_first(
+    taken, monkeypatch
+):
+    """What it waits for may stay where it is; what a solver finds is far from it."""
+    monkeypatch.setattr("stowax._search._improve._by_hand", lambda search, best: [])
+    first = (("keep", "offload", "recompute", "recompute"),)
+    search = Search(QUESTION, waits={1: 0.5})
+    solution = dataclasses.replace(
+        solve(QUESTION), decisions=first, evaluation=evaluate(QUESTION, first)
+    )
+    search.compile(solution, 4)
+    search.question = dataclasses.replace(QUESTION, device_bytes=400)
+    search.budget = 400
+    found = Found(search=search, best=search.best(), rolled=search)
+    best = improve(found, 2, taken=taken).best
+    (tried,) = search.attempts[1:]
+    pairs = zip(tried.decisions[0], first[0], strict=True)
+    changed = sum(mine != theirs for mine, theirs in pairs)
+    assert changed == 1 if taken else changed > 1
+    assert best is tried
+
+
 def test_an_option_stays_only_where_the_compiled_step_is_faster():
     name = "xla_tpu_enable_all_experimental_scheduler_features"
     worse = improved(Search(QUESTION, factor=lambda o: 1 if o[name] else 1.1), 50)
@@ -147,6 +170,44 @@ def test_options_are_tried_for_plans_that_move_something():
         assert SET.keys() <= options.keys()
         again = alternatives(TPU, options)
         assert options not in again  # what is set already is no change
+
+
+SCRATCH = "xla_tpu_scoped_vmem_limit_kib"
+
+
+def test_more_fast_memory_comes_first_and_stays_for_what_comes_after():
+    waits = dict.fromkeys(range(4), 0.5)  # so that decisions are changed, too
+    search = Search(QUESTION, waits=waits, factor=lambda o: 0.8 if SCRATCH in o else 1)
+    found = improved(search, 12)
+    first, second, *others = search.attempts
+    assert second.decisions == first.decisions
+    assert second.options == {**first.options, SCRATCH: "65536"}
+    assert others
+    assert all(a.options[SCRATCH] == "65536" for a in others)
+    assert found.best.options[SCRATCH] == "65536"
+
+
+def test_more_fast_memory_goes_again_where_it_is_slower():
+    slower = Search(QUESTION, factor=lambda o: 1.2 if SCRATCH in o else 1)
+    found = improved(slower, 12)
+    assert sum(SCRATCH in a.options for a in slower.attempts) == 1
+    assert SCRATCH not in found.best.options
+
+
+def test_nobody_gets_more_fast_memory_unasked():
+    waits = dict.fromkeys(range(4), 3.0)
+    usual = Search(QUESTION, waits=waits)
+    improved(usual, 4)
+    assert len(usual.attempts) > 1
+    assert not any(SCRATCH in a.options for a in usual.attempts)
+    theirs = Search(QUESTION, user_options={SCRATCH: "8192"})
+    theirs.options_for = lambda decisions: SET | {SCRATCH: "8192"}
+    first = theirs.settle()
+    theirs.compile(first, 4, theirs.options_for(first.decisions))
+    improve(Found(search=theirs, best=theirs.best(), rolled=theirs), 12)
+    assert {a.options[SCRATCH] for a in theirs.attempts} == {"8192"}
+    gpu = types.SimpleNamespace(platform="gpu")
+    assert more_scratch(gpu) == {}
 
 
 def test_what_the_user_set_is_never_changed():

@@ -155,6 +155,9 @@ class Search:
     attempts: list = dataclasses.field(default_factory=list)
     host_budget: int = 2**60
     solving_seconds: float = 0.0
+    charges: dict = dataclasses.field(default_factory=dict)
+    proposed: dict = dataclasses.field(default_factory=dict)
+    least: set = dataclasses.field(default_factory=set)
 
     def __post_init__(self):
         options = types.SimpleNamespace(parts=())
@@ -230,3 +233,23 @@ def test_what_was_compiled_for_a_budget_stays_in_its_log():
     assert taken.search.budget == 100
     assert own.search in taken.others
     assert other.search.budget == 80
+
+
+def test_a_search_that_goes_on_knows_what_both_have_compiled_and_keeps_it_to_itself():
+    own, other = found_for(100, attempt(90, 2.0)), found_for(80, attempt(70, 1.0))
+    other.search.charges["layer", 1] = 0.5
+    apart = best_known(own, [other]).search
+    assert [a.measured for a in apart.attempts] == [other.best.measured]
+    own.search.survey = other.search.survey  # decisions are about the same values
+    taken = best_known(own, [other]).search
+    assert [a.measured for a in taken.attempts] == [
+        other.best.measured,
+        own.best.measured,
+    ]
+    taken.charges.clear()
+    taken.proposed[()] = None
+    taken.least.add(())
+    assert other.search.charges == {("layer", 1): 0.5}
+    assert not other.search.proposed
+    assert not other.search.least
+    assert [a.measured for a in other.search.attempts] == [other.best.measured]

@@ -94,6 +94,8 @@ def find(asked: Asked, budgets: Sequence[int], started: float) -> list[FoundFor]
         seconds = time.perf_counter() - started
         started += seconds
         made.append(FoundFor(found=found, preferences=preferences, seconds=seconds))
+    for number, one in enumerate(made):
+        made[number] = _changed_further(asked, one, made)
     return [_with_the_best(one, made) for one in made]
 
 
@@ -101,6 +103,20 @@ def _with_the_best(one: FoundFor, made: Sequence[FoundFor]) -> FoundFor:
     """The same, unless a program for another budget serves this one better."""
     others = [other.found for other in made if other is not one]
     return dataclasses.replace(one, found=best_known(one.found, others))
+
+
+def _changed_further(asked: Asked, one: FoundFor, made: Sequence[FoundFor]) -> FoundFor:
+    """What another budget's program serves better, changed by the compiles left.
+
+    Made for less memory, it leaves room: what it moves may stay.
+    """
+    taken = _with_the_best(one, made)
+    if taken.found is one.found:
+        return one
+    started = time.perf_counter()
+    found = improve(taken.found, asked.compiles, taken=True)
+    seconds = one.seconds + time.perf_counter() - started
+    return dataclasses.replace(one, found=found, seconds=seconds)
 
 
 def _surveyed(

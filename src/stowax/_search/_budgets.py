@@ -4,7 +4,8 @@ What compiles for one budget is not what its model promised: it may be smaller, 
 it fits another budget too, or a plan with more memory may wait longer for its copies.
 So each budget is searched for itself (`unknowing`: what was learned under another one
 misleads; copies that waited there need not wait here), and then takes the fastest of
-all programs that fit it (`best_known`): more memory never makes a plan slower.
+all programs that fit it (`best_known`): more memory never makes a plan slower. What was
+taken is changed further, in a search that knows all that its own did.
 
 What goes silently wrong: a bound that was proven for less memory bounds nothing with
 more. So every solution gets the bound of its new budget.
@@ -82,13 +83,22 @@ def _with_budget(known: Search, budget: int, own: Search) -> Search:
     **Arguments:** `own` is this budget's own search: what was compiled for it counts.
     """
     search = dataclasses.replace(
-        known, budget=budget, log=own.log, solving_seconds=own.solving_seconds
+        known,
+        budget=budget,
+        log=own.log,
+        solving_seconds=own.solving_seconds,
+        charges=dict(known.charges),
+        proposed=dict(known.proposed),
+        least=set(known.least),
     )
     search.forecast.predictions.update(known.forecast.predictions)
     search.forecast.compiled.update(known.forecast.compiled)
     if search.survey.bodies:
         now = solve(search.problem())
         search.attempts = [_bounded(attempt, now) for attempt in known.attempts]
+    if own.survey is known.survey:  # decisions of one step: none is made again
+        search.attempts = [*search.attempts, *own.attempts]
+        search.forecast.compiled.update(own.forecast.compiled)
     return search
 
 

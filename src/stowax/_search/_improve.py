@@ -12,6 +12,8 @@ left, or no compile.
 
 Proposals, in this order, those first that promise most:
 
+- on a TPU, the best plan with more of the chip's fast memory for each kernel: that is
+  worth more than any change of decisions, and stays for those that come after;
 - what people write by hand, where it is expected to be faster than what there is, and
   promises more than the next;
 - the solver's decisions, when offloaded values are charged with what their copies were
@@ -20,6 +22,10 @@ Proposals, in this order, those first that promise most:
   and what people write by hand, if that may be faster even though the model does not
   say so, those first that may win most;
 - the best plan with one compiler option changed, of a short list (`_options`).
+
+A plan that was made for another budget is changed by one decision first, those first
+that the model expects to be faster with no mistake: what it moves for want of memory
+may stay here, and what a compiled program waited for is known, not reckoned.
 """
 
 import dataclasses
@@ -29,7 +35,7 @@ from collections.abc import Iterator, Mapping
 
 from .._planner import evaluate, policies, recomputed_values
 from .._records._stages import Body, Decision, Decisions, Evaluation, Solution
-from .._survey._options import alternatives
+from .._survey._options import alternatives, more_scratch
 from ._attempt import Attempt
 from ._forms import Found
 from ._loop import MOST_COMPILES, Search
@@ -50,11 +56,14 @@ _FAR = 1.2
 may be above the truth: 17 % for layer inputs offloaded (PaliGemma2-28B on a v5p)."""
 
 _Options = Mapping[str, str | bool]
+_Proposal = tuple[Solution, _Options]
 _Promises = list[tuple[float, Decisions]]
 
 
-def improve(found: Found, most: int) -> Found:
+def improve(found: Found, most: int, *, taken: bool = False) -> Found:
     """`found`, its best attempt replaced by the best of up to `most` programs in all.
+
+    **Arguments:** `taken` says that its best was made for another budget.
 
     What does not fit is returned as it is. If `most` allows no program more than the
     search itself, only what waits longer than the model says, or is new and leaves
@@ -74,18 +83,22 @@ def improve(found: Found, most: int) -> Found:
         best = _best(search)
         if best.decisions is None:
             break
-        if all_of_them or _worth_changing(search, best, found.best):
+        proposal = None
+        if all_of_them:
+            proposal = next(_more_scratch(search, best), None)
+        if proposal is None and taken:
+            proposal = next(_surest(search, best), None)
+        if proposal is not None:
+            pass
+        elif all_of_them or _worth_changing(search, best, found.best):
             proposal = next(_proposals(search, best), None)
             if proposal is None:
                 search.say("no single change is expected to be faster")
         elif len(search.log) == compiled_before:
             proposal = next(_one_more(search, best), None)
-        else:
-            break
         if proposal is None:
             break
-        solution, options = proposal
-        search.compile(solution, most, options)
+        search.compile(proposal[0], most, proposal[1])
     return dataclasses.replace(found, best=_best(search))
 
 
@@ -106,16 +119,22 @@ def _best(search: Search) -> Attempt:
     return min(sound, key=lambda attempt: attempt.measured.step_seconds)
 
 
-def _proposals(
-    search: Search, best: Attempt
-) -> Iterator[tuple[Solution, _Options | None]]:
+def _more_scratch(search: Search, best: Attempt) -> Iterator[_Proposal]:
+    """The best plan with more of a TPU's fast memory, unless it or a user has it."""
+    assert best.decisions is not None
+    change = more_scratch(search.survey.target)
+    options = {**best.options, **change, **search.user_options}
+    if not _tried(search, best.decisions, options):
+        yield _as_solution(search, best, best.decisions), options
+
+
+def _proposals(search: Search, best: Attempt) -> Iterator[_Proposal]:
     """What to compile next, the most promising first; nothing twice."""
     assert best.decisions is not None
     settled, by_hand = search.settle(), _by_hand(search, best)
     yield from _likeliest(search, best, settled, by_hand)
     for decisions in _changes(search, best, by_hand):
-        if not _tried(search, decisions):
-            yield _as_solution(search, best, decisions), None
+        yield from _unless_tried(search, best, decisions)
     solution = _as_solution(search, best, best.decisions)
     for changed in alternatives(search.survey.target, best.options):
         options = {**changed, **search.user_options}
@@ -123,7 +142,22 @@ def _proposals(
             yield solution, options
 
 
-def _one_more(search: Search, best: Attempt) -> Iterator[tuple[Solution, None]]:
+def _surest(search: Search, best: Attempt) -> Iterator[_Proposal]:
+    """The best plan with one decision changed, the fastest by the model first."""
+    assert best.decisions is not None
+    most = best.measured.step_seconds * (1 - _WORTH)
+    changed = (
+        (_expected(search, best, decisions), decisions)
+        for decisions in _neighbours(search, best.decisions)
+        if _seems_to_fit(search, best, decisions)
+    )
+    promising = sorted((p for p in changed if p[0] < most), key=lambda pair: pair[0])
+    for _, decisions in promising:
+        if _may_fit(search, decisions, caution=_CAUTION):
+            yield from _unless_tried(search, best, decisions)
+
+
+def _one_more(search: Search, best: Attempt) -> Iterator[_Proposal]:
     """What to compile beside a program that surprised nobody."""
     settled, by_hand = search.settle(), _by_hand(search, best)
     yield from _likeliest(search, best, settled, by_hand)
@@ -132,7 +166,7 @@ def _one_more(search: Search, best: Attempt) -> Iterator[tuple[Solution, None]]:
 
 def _likeliest(
     search: Search, best: Attempt, settled: Solution, by_hand: _Promises
-) -> Iterator[tuple[Solution, None]]:
+) -> Iterator[_Proposal]:
     """What people write by hand, if it is expected to be faster; the solver's next.
 
     The solver finds what its model is most wrong about. But what is far from all that
@@ -142,28 +176,45 @@ def _likeliest(
     now = best.measured.step_seconds
     likely = [pair for pair in by_hand if _expected(search, best, pair[1]) < now]
     yield from _written_by_hand(search, best, likely, below=hope)
-    if hope < now * (1 - _WORTH) and not _tried(search, settled.decisions):
-        yield settled, None
+    options = _like(search, best, settled.decisions)
+    worth = hope < now * (1 - _WORTH)
+    if worth and not _tried(search, settled.decisions, options):
+        yield settled, options
 
 
 def _written_by_hand(
     search: Search, best: Attempt, by_hand: _Promises, below: float = math.inf
-) -> Iterator[tuple[Solution, None]]:
+) -> Iterator[_Proposal]:
     """What people write by hand and promises to be faster, the most first.
 
     **Arguments:** `below` are the seconds that it has to promise besides.
     """
     most = min(below, best.measured.step_seconds * (1 - _WORTH))
     for promised, decisions in by_hand:
-        if promised < most and not _tried(search, decisions):
-            yield _as_solution(search, best, decisions), None
+        if promised < most:
+            yield from _unless_tried(search, best, decisions)
 
 
-def _tried(
-    search: Search, decisions: Decisions, options: _Options | None = None
-) -> bool:
-    """Whether decisions were compiled, by default with the options they would get."""
-    mine = _key(search.options_for(decisions) if options is None else options)
+def _unless_tried(
+    search: Search, best: Attempt, decisions: Decisions
+) -> Iterator[_Proposal]:
+    """Decisions to be compiled as the best plan was, unless they have been."""
+    options = _like(search, best, decisions)
+    if not _tried(search, decisions, options):
+        yield _as_solution(search, best, decisions), options
+
+
+def _like(search: Search, best: Attempt, decisions: Decisions) -> _Options:
+    """The options of decisions, with what was changed in those of the best plan."""
+    assert best.decisions is not None
+    usual = search.options_for(best.decisions)
+    changed = {n: v for n, v in best.options.items() if usual.get(n) != v}
+    return {**search.options_for(decisions), **changed}
+
+
+def _tried(search: Search, decisions: Decisions, options: _Options) -> bool:
+    """Whether decisions were compiled with just these options."""
+    mine = _key(options)
     return any(
         a.decisions == decisions and _key(a.options) == mine for a in search.attempts
     )

@@ -83,22 +83,21 @@ def improve(found: Found, most: int, *, taken: bool = False) -> Found:
         best = _best(search)
         if best.decisions is None:
             break
-        proposal = None
-        if all_of_them:
-            proposal = next(_more_scratch(search, best), None)
-        if proposal is None and taken:
-            proposal = next(_surest(search, best), None)
-        if proposal is not None:
-            pass
-        elif all_of_them or _worth_changing(search, best, found.best):
-            proposal = next(_proposals(search, best), None)
-            if proposal is None:
-                search.say("no single change is expected to be faster")
+        ways = [_more_scratch(search, best)] if all_of_them else []
+        if taken:
+            ways.append(_surest(search, best))
+        any_change = all_of_them or _worth_changing(search, best, found.best)
+        if any_change:
+            ways.append(_proposals(search, best))
         elif len(search.log) == compiled_before:
-            proposal = next(_one_more(search, best), None)
+            ways.append(_one_more(search, best))
+        proposal = next(itertools.chain(*ways), None)
         if proposal is None:
+            if any_change:
+                search.say("no single change is expected to be faster")
             break
-        search.compile(proposal[0], most, proposal[1])
+        solution, options = proposal
+        search.compile(solution, most, options)
     return dataclasses.replace(found, best=_best(search))
 
 

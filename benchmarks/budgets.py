@@ -93,6 +93,7 @@ def ends(model: str, target: str, effort: str) -> dict[str, Any]:
         budget=int(1.01 * state),
         target=target,
         compiler_options=options,
+        compiles=4,
         progress=quiet,
     )
     return {
@@ -121,6 +122,7 @@ def run_cell(
         budget=budget_of(found, cell),
         target=target,
         compiler_options=options_for(target, effort),
+        compiles=4,
         progress=quiet,
     )
     spent = watch.seconds()

@@ -116,8 +116,10 @@ def budget_of(found: dict[str, Any], cell: int) -> int:
     return low + max(0, high - low) * cell // (BUDGETS - 1)
 
 
-def policy_cell(name: str, target: Any, policy: str) -> dict[str, Any]:
-    """One hand-written policy, compiled."""
+def policy_cell(
+    name: str, target: Any, policy: str, more: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """One hand-written policy, compiled, with `more` options than a plan would get."""
     workload = WORKLOADS[name]
     if policy in workload.by_hand:
         what = workload.by_hand[policy](target)
@@ -125,7 +127,7 @@ def policy_cell(name: str, target: Any, policy: str) -> dict[str, Any]:
         known = comparison_policies.policies(workload.layer_input)
         plain = policy.removesuffix(comparison_policies.PIPELINED)
         what = made(name, target, known[plain]())
-    options = comparison_policies.options_for(policy, target)
+    options = comparison_policies.options_for(policy, target) | (more or {})
     return compiled(name, target, what, options)
 
 

@@ -98,6 +98,7 @@ def run(case: str) -> dict[str, Any]:
         budget=budget or "64MiB",
         host_budget=host_budget,
         target=target,
+        compiles=4,
         progress=lambda line: print(f"    {line}", file=sys.stderr, flush=True),
     )
     seconds = watch.seconds()

@@ -56,6 +56,7 @@ def plan_for(made: Any, target: str, budget: int) -> Any:
         budget=budget,
         target=target,
         compiler_options=options_for(target, "low"),
+        compiles=4,
         progress=quiet,
     )
 

@@ -15,7 +15,7 @@ from stowax._search._forms import Found
 from stowax._search._improve import improve
 from stowax._survey._options import overlap_options
 
-TPU = types.SimpleNamespace(platform="tpu")
+TPU = types.SimpleNamespace(platform="tpu", chip=types.SimpleNamespace(key="v5p"))
 SET = {**overlap_options(TPU), "mine": "yes"}
 
 

@@ -14,7 +14,7 @@ from stowax._search._attempt import Attempt
 from stowax._search._forms import Found
 from stowax._search._improve import improve
 from stowax._search._worth import better_known, waits_longer
-from stowax._survey._options import alternatives, more_scratch
+from stowax._survey._options import FAST_MEMORY, alternatives, more_fast_memory
 
 
 def test_a_value_that_is_waited_for_is_not_moved_again():
@@ -172,26 +172,24 @@ def test_options_are_tried_for_plans_that_move_something():
         assert options not in again  # what is set already is no change
 
 
-SCRATCH = "xla_tpu_scoped_vmem_limit_kib"
-
-
 def test_more_fast_memory_comes_first_and_stays_for_what_comes_after():
     waits = dict.fromkeys(range(4), 0.5)  # so that decisions are changed, too
-    search = Search(QUESTION, waits=waits, factor=lambda o: 0.8 if SCRATCH in o else 1)
+    faster = {"factor": lambda o: 0.8 if FAST_MEMORY in o else 1}
+    search = Search(QUESTION, waits=waits, **faster)
     found = improved(search, 12)
     first, second, *others = search.attempts
     assert second.decisions == first.decisions
-    assert second.options == {**first.options, SCRATCH: "65536"}
+    assert second.options == {**first.options, FAST_MEMORY: "32768"}
     assert others
-    assert all(a.options[SCRATCH] == "65536" for a in others)
-    assert found.best.options[SCRATCH] == "65536"
+    assert all(a.options[FAST_MEMORY] == "32768" for a in others)
+    assert found.best.options[FAST_MEMORY] == "32768"
 
 
 def test_more_fast_memory_goes_again_where_it_is_slower():
-    slower = Search(QUESTION, factor=lambda o: 1.2 if SCRATCH in o else 1)
+    slower = Search(QUESTION, factor=lambda o: 1.2 if FAST_MEMORY in o else 1)
     found = improved(slower, 12)
-    assert sum(SCRATCH in a.options for a in slower.attempts) == 1
-    assert SCRATCH not in found.best.options
+    assert sum(FAST_MEMORY in a.options for a in slower.attempts) == 1
+    assert FAST_MEMORY not in found.best.options
 
 
 def test_nobody_gets_more_fast_memory_unasked():
@@ -199,15 +197,15 @@ def test_nobody_gets_more_fast_memory_unasked():
     usual = Search(QUESTION, waits=waits)
     improved(usual, 4)
     assert len(usual.attempts) > 1
-    assert not any(SCRATCH in a.options for a in usual.attempts)
-    theirs = Search(QUESTION, user_options={SCRATCH: "8192"})
-    theirs.options_for = lambda decisions: SET | {SCRATCH: "8192"}
+    assert not any(FAST_MEMORY in a.options for a in usual.attempts)
+    theirs = Search(QUESTION, user_options={FAST_MEMORY: "8192"})
+    theirs.options_for = lambda decisions: SET | {FAST_MEMORY: "8192"}
     first = theirs.settle()
     theirs.compile(first, 4, theirs.options_for(first.decisions))
     improve(Found(search=theirs, best=theirs.best(), rolled=theirs), 12)
-    assert {a.options[SCRATCH] for a in theirs.attempts} == {"8192"}
+    assert {a.options[FAST_MEMORY] for a in theirs.attempts} == {"8192"}
     gpu = types.SimpleNamespace(platform="gpu")
-    assert more_scratch(gpu) == {}
+    assert more_fast_memory(gpu) == {}
 
 
 def test_what_the_user_set_is_never_changed():

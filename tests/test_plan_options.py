@@ -11,7 +11,7 @@ import stowax
 from planned_models import QUICK, plan, spec, specs, step_of, train, weights
 from stowax._hlo._program import read_program
 from stowax._hlo._proto import Module
-from stowax._survey._options import more_scratch
+from stowax._survey._options import more_fast_memory
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
 
@@ -183,7 +183,7 @@ def test_more_fast_memory_makes_products_faster_and_takes_no_device_memory():
     step = jax.jit(feed_forward)
     usual, roomy = (
         chip.compile(step, *arrays, compiler_options=options)
-        for options in ({}, more_scratch(chip))
+        for options in ({}, more_fast_memory(chip))
     )
     first, second = (
         stowax.inspect(program, target=chip).timeline for program in (usual, roomy)

@@ -59,7 +59,9 @@ def check_kinds(
 
 
 def check_compiles(compiles: Any, least: int) -> None:
-    """**Raises:** `ArgumentError` for anything but a number from `least` on."""
+    """**Raises:** `ArgumentError` for what is neither `None` nor `least` or more."""
+    if compiles is None:
+        return
     if type(compiles) is not int or compiles < least:
         raise ArgumentError(
             "compiles",

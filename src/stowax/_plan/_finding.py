@@ -3,7 +3,7 @@
 Trace the step (`_trace`), survey it on the target (`_survey`), search in all its forms
 (`_forms`), in parts (`_parts`), and change what was found (`_improve`). That for every
 budget; the fastest program that fits is the plan, whichever it was made for
-(`_budgets`).
+(`_budgets`). On a TPU that one is compiled once more (`_finish`).
 """
 
 import dataclasses
@@ -24,9 +24,10 @@ from .._search._as_written import (
     without_donation,
 )
 from .._search._budgets import best_known, unknowing
+from .._search._finish import finished
 from .._search._forms import Found, find_plan
 from .._search._improve import improve
-from .._search._loop import Search
+from .._search._loop import MOST_COMPILES, Search
 from .._search._parts import InParts, in_parts
 from .._state._shards import device_bytes
 from .._step._trace import trace_step
@@ -53,9 +54,14 @@ class Asked:
     roll: bool
     donate: bool | None
     compiler_options: Mapping[str, str | bool]
-    compiles: int
+    compiles: int | None
     cache: ProgramCache
     say: Callable[[str], None]
+
+    @property
+    def most(self) -> int:
+        """How many programs may be compiled, but for the one that `finished` adds."""
+        return MOST_COMPILES if self.compiles is None else self.compiles
 
     @property
     def wishes(self) -> dict[str, Any]:
@@ -96,7 +102,24 @@ def find(asked: Asked, budgets: Sequence[int], started: float) -> list[FoundFor]
         made.append(FoundFor(found=found, preferences=preferences, seconds=seconds))
     for number, one in enumerate(made):
         made[number] = _changed_further(asked, one, made)
+    if asked.compiles is None:
+        made = _finished([_with_the_best(one, made) for one in made])
     return [_with_the_best(one, made) for one in made]
+
+
+def _finished(made: Sequence[FoundFor]) -> list[FoundFor]:
+    """Each plan finished; a program that several budgets have in common only once."""
+    done, seen = list(made), set[int]()
+    for number, one in enumerate(made):
+        program = id(one.found.best.measured)
+        if program in seen:
+            continue
+        seen.add(program)
+        started = time.perf_counter()
+        found = finished(one.found)
+        seconds = one.seconds + time.perf_counter() - started
+        done[number] = dataclasses.replace(one, found=found, seconds=seconds)
+    return done
 
 
 def _with_the_best(one: FoundFor, made: Sequence[FoundFor]) -> FoundFor:
@@ -114,7 +137,7 @@ def _changed_further(asked: Asked, one: FoundFor, made: Sequence[FoundFor]) -> F
     if taken.found is one.found:
         return one
     started = time.perf_counter()
-    found = improve(taken.found, asked.compiles, taken=True)
+    found = improve(taken.found, asked.most, taken=True)
     seconds = one.seconds + time.perf_counter() - started
     return dataclasses.replace(one, found=found, seconds=seconds)
 
@@ -158,7 +181,7 @@ def _surveyed(
 
 def _searched(asked: Asked, search: Search) -> Found:
     """The best that was found in any form."""
-    most, wishes = asked.compiles, asked.wishes
+    most, wishes = asked.most, asked.wishes
     forms = AsWritten(rolled=search, **wishes), Returned(rolled=search, **wishes)
     found = in_parts(_run(search, *forms), InParts(**wishes), most)
     return improve(found, most)

@@ -18,6 +18,7 @@ from .._search._describe import (
     notes,
     stack_records,
 )
+from .._search._finish import fast_memory_notes
 from .._search._forms import Found
 from .._search._loop import Search
 from .._search._sensitivity import link_notes
@@ -134,6 +135,7 @@ def _figures(found: Found) -> dict[str, Any]:
                 unrolled=found.as_written,
                 by_compiler=search.left_to_the_compiler(best),
             ),
+            *(fast_memory_notes(search, best) if fits else ()),
             *(link_notes(search, best.decisions) if fits else ()),
         ),
         "solving_seconds": search.solving_seconds,

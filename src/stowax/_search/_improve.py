@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping
 
 from .._planner import evaluate, policies, recomputed_values
 from .._records._stages import Body, Decision, Decisions, Evaluation, Solution
-from .._survey._options import alternatives, more_scratch
+from .._survey._options import alternatives, more_fast_memory
 from ._attempt import Attempt
 from ._forms import Found
 from ._loop import MOST_COMPILES, Search
@@ -56,7 +56,7 @@ _FAR = 1.2
 may be above the truth: 17 % for layer inputs offloaded (PaliGemma2-28B on a v5p)."""
 
 _Options = Mapping[str, str | bool]
-_Proposal = tuple[Solution, _Options]
+Proposal = tuple[Solution, _Options]
 _Promises = list[tuple[float, Decisions]]
 
 
@@ -80,10 +80,10 @@ def improve(found: Found, most: int, *, taken: bool = False) -> Found:
         search.plan()
     compiled_before = len(search.log)
     while len(search.log) < most:
-        best = _best(search)
+        best = best_sound(search)
         if best.decisions is None:
             break
-        ways = [_more_scratch(search, best)] if all_of_them else []
+        ways = [with_fast_memory(search, best)] if all_of_them else []
         if taken:
             ways.append(_surest(search, best))
         any_change = all_of_them or _worth_changing(search, best, found.best)
@@ -98,7 +98,7 @@ def improve(found: Found, most: int, *, taken: bool = False) -> Found:
             break
         solution, options = proposal
         search.compile(solution, most, options)
-    return dataclasses.replace(found, best=_best(search))
+    return dataclasses.replace(found, best=best_sound(search))
 
 
 def _worth_changing(search: Search, best: Attempt, first: Attempt) -> bool:
@@ -107,7 +107,7 @@ def _worth_changing(search: Search, best: Attempt, first: Attempt) -> bool:
     return waits_longer(best) or (is_new and better_known(best, search.budget))
 
 
-def _best(search: Search) -> Attempt:
+def best_sound(search: Search) -> Attempt:
     """The best program that does what was planned: a change that does not is no error.
 
     What fits already is not lost to a change whose copies the compiler drops.
@@ -118,16 +118,16 @@ def _best(search: Search) -> Attempt:
     return min(sound, key=lambda attempt: attempt.measured.step_seconds)
 
 
-def _more_scratch(search: Search, best: Attempt) -> Iterator[_Proposal]:
+def with_fast_memory(search: Search, best: Attempt) -> Iterator[Proposal]:
     """The best plan with more of a TPU's fast memory, unless it or a user has it."""
     assert best.decisions is not None
-    change = more_scratch(search.survey.target)
+    change = more_fast_memory(search.survey.target)
     options = {**best.options, **change, **search.user_options}
     if not _tried(search, best.decisions, options):
         yield _as_solution(search, best, best.decisions), options
 
 
-def _proposals(search: Search, best: Attempt) -> Iterator[_Proposal]:
+def _proposals(search: Search, best: Attempt) -> Iterator[Proposal]:
     """What to compile next, the most promising first; nothing twice."""
     assert best.decisions is not None
     settled, by_hand = search.settle(), _by_hand(search, best)
@@ -141,7 +141,7 @@ def _proposals(search: Search, best: Attempt) -> Iterator[_Proposal]:
             yield solution, options
 
 
-def _surest(search: Search, best: Attempt) -> Iterator[_Proposal]:
+def _surest(search: Search, best: Attempt) -> Iterator[Proposal]:
     """The best plan with one decision changed, the fastest by the model first."""
     assert best.decisions is not None
     most = best.measured.step_seconds * (1 - _WORTH)
@@ -156,7 +156,7 @@ def _surest(search: Search, best: Attempt) -> Iterator[_Proposal]:
             yield from _unless_tried(search, best, decisions)
 
 
-def _one_more(search: Search, best: Attempt) -> Iterator[_Proposal]:
+def _one_more(search: Search, best: Attempt) -> Iterator[Proposal]:
     """What to compile beside a program that surprised nobody."""
     settled, by_hand = search.settle(), _by_hand(search, best)
     yield from _likeliest(search, best, settled, by_hand)
@@ -165,7 +165,7 @@ def _one_more(search: Search, best: Attempt) -> Iterator[_Proposal]:
 
 def _likeliest(
     search: Search, best: Attempt, settled: Solution, by_hand: _Promises
-) -> Iterator[_Proposal]:
+) -> Iterator[Proposal]:
     """What people write by hand, if it is expected to be faster; the solver's next.
 
     The solver finds what its model is most wrong about. But what is far from all that
@@ -183,7 +183,7 @@ def _likeliest(
 
 def _written_by_hand(
     search: Search, best: Attempt, by_hand: _Promises, below: float = math.inf
-) -> Iterator[_Proposal]:
+) -> Iterator[Proposal]:
     """What people write by hand and promises to be faster, the most first.
 
     **Arguments:** `below` are the seconds that it has to promise besides.
@@ -196,7 +196,7 @@ def _written_by_hand(
 
 def _unless_tried(
     search: Search, best: Attempt, decisions: Decisions
-) -> Iterator[_Proposal]:
+) -> Iterator[Proposal]:
     """Decisions to be compiled as the best plan was, unless they have been."""
     options = _like(search, best, decisions)
     if not _tried(search, decisions, options):

@@ -151,18 +151,34 @@ def alternatives(
 
 
 # TPU, whether or not anything moves: what a kernel may hold of the chip's fast memory,
-# 16 MiB by default on v5e and v5p, 32 on v6e. With more, products read their operands
-# less often. Seconds a step by default, with 32 MiB and with 64: on v5p-8 PaliGemma2-3B
-# with everything kept 1.339 1.082 1.060 (with 8: 2.346), recomputed 1.695 1.402, and
-# Llama2-13B 6.073 5.248 5.133; Llama2-7B recomputed on eight v6e 1.431 1.431 1.270, on
-# sixteen v5e 2.447 2.173. Steps without a plan gain as much. Device memory is the same.
-# A compile takes two to four times as long, which is why nobody gets it unasked.
-_TPU_SCRATCH: dict[str, str | bool] = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
+# in KiB: what libtpu gives it by itself, and twice that. Products then read their
+# operands less often. Seconds a step with the first and the second: on v5p-8 full
+# recomputation of Llama2-13B 6.575 and 5.573, of PaliGemma2-3B 1.695 and 1.402, and
+# with everything kept 1.339 and 1.082; Llama2-7B recomputed on eight v6e 1.431 and
+# 1.270, on sixteen v5e 2.447 and 2.173. Device memory is the same, a compile takes 1.6
+# to 1.7 times as long. Twice as much again takes 2 to 3 % more off steps on v5p, for
+# five times the compile. A v4 compiles to the same program with any of them.
+_FAST_MEMORY: dict[str, tuple[int, int]] = {
+    "v5e": (16384, 32768),
+    "v5p": (16384, 32768),
+    "v6e": (32768, 65536),
+}
+FAST_MEMORY = "xla_tpu_scoped_vmem_limit_kib"
+"""The option's name."""
 
 
-def more_scratch(target: Target) -> dict[str, str | bool]:
-    """Options that let a kernel have more of a TPU's fast memory; none elsewhere."""
-    return _TPU_SCRATCH if target.platform == "tpu" else {}
+def fast_memory_kib(target: Target) -> tuple[int, int] | None:
+    """What a TPU's kernels may hold of its fast memory: by default, and what is better.
+
+    `None` for chips of which it is not known that more is better.
+    """
+    return _FAST_MEMORY.get(target.chip.key) if target.platform == "tpu" else None
+
+
+def more_fast_memory(target: Target) -> dict[str, str | bool]:
+    """Options that let a kernel have more of a TPU's fast memory; else none."""
+    known = fast_memory_kib(target)
+    return {FAST_MEMORY: str(known[1])} if known else {}
 
 
 _ALLOWED = 0.8

@@ -1,7 +1,7 @@
 """What a plan's last program brings on TPUs, and what it would bring by hand.
 
-On a TPU the best of a plan's programs is compiled once more with more of the chip's
-fast memory for each kernel. Policies gain by that option, too. For each workload and
+On a TPU the last of a plan's programs is the best one with more of the chip's fast
+memory for each kernel. Policies gain by that option, too. For each workload and
 target one plan, and the best hand-written policy of `comparison` that fits, compiled
 with the option and without.
 

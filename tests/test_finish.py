@@ -143,12 +143,12 @@ def by_itself(**options):
 
 
 @pytest.mark.once
-def test_a_plan_for_a_tpu_is_finished_unless_compiles_are_counted():
+def test_the_last_program_for_a_tpu_has_more_unless_compiles_are_counted():
     counted, found = by_itself(), by_itself(compiles=None)
     assert FAST_MEMORY not in counted.compiler_options
     assert found.fits
-    assert found.decisions == counted.decisions
-    assert len(found.trials) == len(counted.trials) + 1
+    assert max(len(found.trials), len(counted.trials)) <= 4
+    assert found.trials[-1].step_seconds == found.step_seconds
     assert found.compiler_options[FAST_MEMORY] == "32768"
     assert found.step_seconds < counted.step_seconds
     assert any("of the chip's fast memory" in note for note in found.notes)

@@ -113,6 +113,11 @@ def test_no_more_is_compiled_than_was_allowed(monkeypatch):
     as_expected = Search(QUESTION)
     improved(as_expected, 4)  # what the search itself may compile
     assert len(as_expected.attempts) == 2  # with one way of writing it by hand
+    left = Search(QUESTION)
+    left.compile(left.settle(), 4)
+    found = Found(search=left, best=left.best(), rolled=left)
+    assert improve(found, 3, one_more=False).best is left.attempts[0]
+    assert len(left.attempts) == 1
 
 
 def _settled(search, attempt):

@@ -31,7 +31,7 @@ from .._search._loop import MOST_COMPILES, Search
 from .._search._parts import InParts, in_parts
 from .._state._shards import device_bytes
 from .._step._trace import trace_step
-from .._survey._options import wants_row_major
+from .._survey._options import more_fast_memory, wants_row_major
 from .._survey._preferences import Preferences
 from .._survey._survey import take_survey
 from .._target._compiled import put_in_device_memory
@@ -59,9 +59,17 @@ class Asked:
     say: Callable[[str], None]
 
     @property
+    def finishes(self) -> bool:
+        """Whether the last program is the best one with other compiler options."""
+        change = more_fast_memory(self.machine)
+        wanted = self.compiles is None and not change.keys() & self.compiler_options
+        return wanted and bool(change)
+
+    @property
     def most(self) -> int:
-        """How many programs may be compiled, but for the one that `finished` adds."""
-        return MOST_COMPILES if self.compiles is None else self.compiles
+        """How many programs may be compiled for the changes that are tried."""
+        usual = MOST_COMPILES - 1 if self.finishes else MOST_COMPILES
+        return usual if self.compiles is None else self.compiles
 
     @property
     def wishes(self) -> dict[str, Any]:
@@ -102,7 +110,7 @@ def find(asked: Asked, budgets: Sequence[int], started: float) -> list[FoundFor]
         made.append(FoundFor(found=found, preferences=preferences, seconds=seconds))
     for number, one in enumerate(made):
         made[number] = _changed_further(asked, one, made)
-    if asked.compiles is None:
+    if asked.finishes:
         made = _finished([_with_the_best(one, made) for one in made])
     return [_with_the_best(one, made) for one in made]
 
@@ -137,7 +145,8 @@ def _changed_further(asked: Asked, one: FoundFor, made: Sequence[FoundFor]) -> F
     if taken.found is one.found:
         return one
     started = time.perf_counter()
-    found = improve(taken.found, asked.most, taken=True)
+    one_more = not asked.finishes
+    found = improve(taken.found, asked.most, taken=True, one_more=one_more)
     seconds = one.seconds + time.perf_counter() - started
     return dataclasses.replace(one, found=found, seconds=seconds)
 
@@ -184,7 +193,7 @@ def _searched(asked: Asked, search: Search) -> Found:
     most, wishes = asked.most, asked.wishes
     forms = AsWritten(rolled=search, **wishes), Returned(rolled=search, **wishes)
     found = in_parts(_run(search, *forms), InParts(**wishes), most)
-    return improve(found, most)
+    return improve(found, most, one_more=not asked.finishes)
 
 
 def _run(search: Search, written: AsWritten, returned: Returned) -> Found:

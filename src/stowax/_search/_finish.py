@@ -3,7 +3,8 @@
 What a kernel may hold of a TPU's fast memory decides how often products read their
 operands, and is worth more than most decisions (`_options`). But a program takes longer
 to compile with it, and decisions are compared as well without. So the search goes on by
-the compiler's default, and only what it found is compiled once more.
+the compiler's default, leaves a compile if something fits, and that is for what it
+found.
 """
 
 import dataclasses

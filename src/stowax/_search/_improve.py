@@ -60,10 +60,13 @@ Proposal = tuple[Solution, _Options]
 _Promises = list[tuple[float, Decisions]]
 
 
-def improve(found: Found, most: int, *, taken: bool = False) -> Found:
+def improve(
+    found: Found, most: int, *, taken: bool = False, one_more: bool = True
+) -> Found:
     """`found`, its best attempt replaced by the best of up to `most` programs in all.
 
-    **Arguments:** `taken` says that its best was made for another budget.
+    **Arguments:** `taken` says that its best was made for another budget. With
+    `one_more=False` a plan that surprised nobody is left to what comes after.
 
     What does not fit is returned as it is. If `most` allows no program more than the
     search itself, only what waits longer than the model says, or is new and leaves
@@ -89,7 +92,7 @@ def improve(found: Found, most: int, *, taken: bool = False) -> Found:
         any_change = all_of_them or _worth_changing(search, best, found.best)
         if any_change:
             ways.append(_proposals(search, best))
-        elif len(search.log) == compiled_before:
+        elif one_more and len(search.log) == compiled_before:
             ways.append(_one_more(search, best))
         proposal = next(itertools.chain(*ways), None)
         if proposal is None:

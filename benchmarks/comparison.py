@@ -100,6 +100,7 @@ def smallest_budget(
     """
     cache = comparison_programs.FOLDER
     asking: dict[str, Any] = {"target": target, "cache": cache, "progress": quiet}
+    asking["compiles"] = 4  # bytes are asked for, not seconds
     plan = stowax.plan(step, *specs, budget=TINY, **asking)
     seconds = plan.planning_seconds
     if plan.smallest_budget_is == "predicted":

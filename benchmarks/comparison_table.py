@@ -58,7 +58,9 @@ run there.) Seconds are simulated from the compiled schedule with the figures of
 `stowax targets`, by the same reader for all; *exposed* is the part that waits for host
 copies. Planning and compiling seconds are of the wall, on a machine that was doing
 other things too; where a plan's programs were kept from an earlier run they are far
-fewer (the `compiling_seconds` of its line say so).
+fewer (the `compiling_seconds` of its line say so). Neither plans nor policies have the
+option that a plan's last program has on TPUs, more fast memory: plans are made with
+`compiles=4`, and [another table](fast_memory.md) has what the option brings both.
 """
 
 

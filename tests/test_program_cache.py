@@ -46,6 +46,7 @@ def without_seconds(found):
     )
 
 
+@pytest.mark.once
 def test_what_is_planned_again_compiles_nothing_and_is_the_same(tmp_path, compiles):
     lines = []
     first = plan(train, *ARGS, cache=tmp_path, progress=lines.append, **OPTIONS)

@@ -27,6 +27,8 @@ from stowax._search._attempt import Attempt
 from stowax._search._budgets import best_known
 from stowax._search._forms import Found
 
+pytestmark = pytest.mark.once
+
 ARGS = arguments()
 INPUT = 4 * ROWS * WIDTH
 LEAST = bytes_of(ARGS) + 36 * INPUT  # keeping little more than layer inputs

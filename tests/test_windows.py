@@ -8,6 +8,8 @@ from stowax._planner import evaluate, solve
 from stowax._search import _loop
 from stowax._search._windows import windowed, windows_of
 
+pytestmark = pytest.mark.once
+
 BODY = chain(count=10, bytes=24)  # 3 s forward; a copy takes 3 s
 ASKED = problem(BODY)
 CHOSEN = (("offload", "keep", "keep", "keep"),)

@@ -154,6 +154,23 @@ def test_a_search_goes_on_after_a_surprise_if_something_else_is_worth_a_compile(
     assert search.is_unfinished() == unfinished
 
 
+def test_what_was_asked_of_the_same_programs_is_not_asked_again(monkeypatch):
+    """Settling takes seconds, and the answer is known."""
+    search, asked = searching(4 * LAYERS * MATRIX), []
+    least = search.needing_least()
+    search.attempts = [types.SimpleNamespace(decisions=least.decisions)]
+    monkeypatch.setattr(Search, "fits", lambda self, attempt: True)
+    monkeypatch.setattr(Search, "_surprised_by", lambda self, attempt: True)
+    monkeypatch.setattr(Search, "settle", lambda self: asked.append(1) or least)
+    search.plan()
+    assert len(search.attempts) == len(asked) == 1
+    assert not search.is_unfinished()
+    assert len(asked) == 1
+    search.attempts.append(search.attempts[0])
+    search.is_unfinished()
+    assert len(asked) == 2  # another program may have taught something
+
+
 def test_what_programs_need_of_the_host_beyond_the_model_is_left_free():
     search = searching(4 * LAYERS * MATRIX)
     search.host_budget = 4 * LAYERS * MATRIX

@@ -1,5 +1,6 @@
 """The last program of a plan for a TPU: the best one with more of the fast memory."""
 
+import dataclasses
 import functools
 import types
 
@@ -9,9 +10,9 @@ import pytest
 
 import stowax
 from planned_models import arguments, compiled_total, plan, target_or_skip, train
-from stand_in_search import QUESTION, SET, Search
+from stand_in_search import QUESTION, SET, TPU, Search
 from stowax._errors import CompileError
-from stowax._plan._finding import FoundFor, _finished
+from stowax._plan._finding import Asked, FoundFor, _finished
 from stowax._search._finish import fast_memory_notes, finished
 from stowax._search._forms import Found
 from stowax._survey._options import FAST_MEMORY, fast_memory_kib, more_fast_memory
@@ -112,6 +113,36 @@ def test_a_program_of_several_budgets_is_finished_once():
     assert second is one  # the faster program is another's, and is taken from there
 
 
+def asked(target, **changes):
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Asked))
+    options = {"compiler_options": {}, **changes}
+    return Asked(**{**fields, "machine": target, **options})
+
+
+def test_the_last_compile_is_left_for_it():
+    after = {n: Found(search=searched(n), best=None, rolled=None) for n in (1, 2)}
+    usual = asked(TPU)
+    assert usual.finishes
+    assert usual.most == 3
+    assert [usual.has_one_more(after[n]) for n in (1, 2)] == [True, False]
+    gpu = types.SimpleNamespace(platform="gpu", chip=types.SimpleNamespace(key="h200"))
+    others = [
+        asked(TPU, compiles=4),
+        asked(TPU, compiler_options={FAST_MEMORY: "16384"}),
+        asked(gpu),
+    ]
+    for other in others:
+        assert not other.finishes
+        assert other.most == 4
+        assert other.has_one_more(after[2])
+    assert asked(TPU, compiles=9).most == 9
+
+
+def searched(programs):
+    """A search that compiled so many programs."""
+    return types.SimpleNamespace(log=[None] * programs)
+
+
 def test_notes_say_what_it_did_and_where_it_was_not_tried():
     search = Search(QUESTION, factor=faster)
     after = finished(found_by(search))
@@ -126,7 +157,7 @@ def test_notes_say_what_it_did_and_where_it_was_not_tried():
     (note,) = fast_memory_notes(search, types.SimpleNamespace(decisions=None))
     assert note == (
         "each kernel may hold 16 MiB of the chip's fast memory, by default. With 32 "
-        "MiB other steps took 11 to 19 % less, and 1.7 times as long to compile: "
+        "MiB other steps took 11 to 19 % less, and about twice as long to compile: "
         "compiler_options={'xla_tpu_scoped_vmem_limit_kib': '32768'}"
     )
 

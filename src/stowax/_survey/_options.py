@@ -156,7 +156,7 @@ def alternatives(
 # recomputation of Llama2-13B 6.575 and 5.573, of PaliGemma2-3B 1.695 and 1.402, and
 # with everything kept 1.339 and 1.082; Llama2-7B recomputed on eight v6e 1.431 and
 # 1.270, on sixteen v5e 2.447 and 2.173. Device memory is the same, a compile takes 1.6
-# to 1.7 times as long. Twice as much again takes 2 to 3 % more off steps on v5p, for
+# to 2.3 times as long. Twice as much again takes 2 to 3 % more off steps on v5p, for
 # five times the compile. A v4 compiles to the same program with any of them.
 _FAST_MEMORY: dict[str, tuple[int, int]] = {
     "v5e": (16384, 32768),

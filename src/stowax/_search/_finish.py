@@ -45,7 +45,7 @@ def fast_memory_notes(search: Search, best: Attempt) -> tuple[str, ...]:
     if best.decisions is None:
         return (
             f"each kernel may hold {usual} of the chip's fast memory, by default. With "
-            f"{more} other steps took 11 to 19 % less, and about twice as long to "
+            f"{more} other steps took 10 to 19 % less, and about twice as long to "
             f"compile: compiler_options={{'{FAST_MEMORY}': '{known[1]}'}}",
         )
     if best.options.get(FAST_MEMORY) != str(known[1]):

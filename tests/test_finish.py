@@ -157,7 +157,8 @@ def test_notes_say_what_it_did_and_where_it_was_not_tried():
     (note,) = fast_memory_notes(search, types.SimpleNamespace(decisions=None))
     assert note == (
         "each kernel may hold 16 MiB of the chip's fast memory, by default. With 32 "
-        "MiB other steps took 10 to 19 % less, and about twice as long to compile: "
+        "MiB steps of large models took 10 to 19 % less, and about twice as long to "
+        "compile: "
         "compiler_options={'xla_tpu_scoped_vmem_limit_kib': '32768'}"
     )
 

@@ -197,7 +197,7 @@ def test_more_fast_memory_goes_again_where_it_is_slower():
     assert FAST_MEMORY not in found.best.options
 
 
-def test_nobody_gets_more_fast_memory_unasked():
+def test_four_programs_have_no_more_fast_memory_and_what_a_user_set_stays():
     waits = dict.fromkeys(range(4), 3.0)
     usual = Search(QUESTION, waits=waits)
     improved(usual, 4)

@@ -2,9 +2,9 @@
 
 What a kernel may hold of a TPU's fast memory decides how often products read their
 operands, and is worth more than most decisions (`_options`). But a program takes longer
-to compile with it, and decisions are compared as well without. So the search goes on by
-the compiler's default, leaves a compile if something fits, and that is for what it
-found.
+to compile with it. So the search goes on by the compiler's default, leaves a compile if
+something fits, and that is for what it found. Assumed: what is the better plan without
+is the better one with it, too.
 """
 
 import dataclasses
@@ -45,8 +45,8 @@ def fast_memory_notes(search: Search, best: Attempt) -> tuple[str, ...]:
     if best.decisions is None:
         return (
             f"each kernel may hold {usual} of the chip's fast memory, by default. With "
-            f"{more} other steps took 10 to 19 % less, and about twice as long to "
-            f"compile: compiler_options={{'{FAST_MEMORY}': '{known[1]}'}}",
+            f"{more} steps of large models took 10 to 19 % less, and about twice as "
+            f"long to compile: compiler_options={{'{FAST_MEMORY}': '{known[1]}'}}",
         )
     if best.options.get(FAST_MEMORY) != str(known[1]):
         return ()

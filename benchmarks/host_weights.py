@@ -32,7 +32,8 @@ from stowax._layers._axis_order import host_order
 from stowax._layers._boundary import Emission
 from stowax._layers._host_layers import HostArray
 from stowax._layers._rewrite import Options, Rewriter
-from stowax._mark import handling, stow
+from stowax._mark import stow
+from stowax._step._recording import record
 from stowax._survey._options import overlap_options, wants_row_major
 from stowax._target._machine import Target
 
@@ -176,13 +177,10 @@ def host_step(
     leaves, structure = jax.tree.flatten(tuple(arguments))
     rewriter = Rewriter(choose, options or Options(), boundary=boundary)
 
-    def flat(*values: Any) -> list[Any]:
-        with handling(rewriter):
-            return jax.tree.leaves(step(*jax.tree.unflatten(structure, values)))
-
     specs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    recording = record(step, specs, structure)
     return HostStep(
-        jaxpr=trace(flat, *specs),
+        jaxpr=trace(lambda *values: recording.replay(rewriter, values), *specs),
         boundary=boundary,
         hosted=hosted if isinstance(hosted, Mapping) else dict.fromkeys(hosted),
         gradients=gradients,

@@ -7,7 +7,9 @@ LAYERS = (
     ("_records",),
     # Figures with sources, and the files that touch private JAX.
     (
-        *("_hardware", "_jax", "_jax_hooks", "_jax_layouts", "_mark", "_mlir"),
+        *("_hardware", "_jax", "_jax_hooks", "_jax_layouts", "_jax_primitives"),
+        *("_jax_targets",),
+        *("_mark", "_mlir"),
         *("_numpy_hooks", "_versions"),
     ),
     ("report",),

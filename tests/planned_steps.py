@@ -7,7 +7,6 @@ compares the planned step with the plain one: to the bit without fusion
 
 import contextlib
 import random
-import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -94,17 +93,8 @@ def counts(traced):
 
 @contextlib.contextmanager
 def unfused():
-    """Every operation runs by itself, and is compiled once for the whole test run.
-
-    Each handler has a context of its own in JAX's caches, so that a `jit` around a
-    marked function is traced anew for it. Where nothing is jitted that would only
-    compile every single operation anew.
-    """
-    nothing = contextlib.nullcontext()
-    with (
-        jax.disable_jit(),
-        unittest.mock.patch("stowax._mark._trace_context", return_value=nothing),
-    ):
+    """Every operation runs by itself, nothing is fused."""
+    with jax.disable_jit():
         yield
 
 

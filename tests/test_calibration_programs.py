@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from stowax import _jax
+from stowax import _jax_targets
 from stowax._calibrate import _programs as programs
 from stowax._hlo._host_calls import host_call_bytes
 from stowax._hlo._program import read_program
@@ -14,10 +14,11 @@ MIB = 2**20
 SIZE = MIB
 
 GPU = pytest.param(
-    "h200x8", marks=pytest.mark.skipif(_jax.cuda_plugin() is None, reason="no CUDA")
+    "h200x8",
+    marks=pytest.mark.skipif(_jax_targets.cuda_plugin() is None, reason="no CUDA"),
 )
 TPU = pytest.param(
-    "v5p-8", marks=pytest.mark.skipif(not _jax.has_libtpu(), reason="no libtpu")
+    "v5p-8", marks=pytest.mark.skipif(not _jax_targets.has_libtpu(), reason="no libtpu")
 )
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute")
 

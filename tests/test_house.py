@@ -19,7 +19,10 @@ JAX = {"jax", "jaxlib", "flax", "optax", "equinox"}
 
 # The files that follow JAX's internals from version to version.
 INTERNALS = ("jax._src", "jax.extend", "jax.experimental", "jaxlib")
-MAY_TOUCH_INTERNALS = {"_jax", "_jax_hooks", "_jax_layouts", "_mlir"}
+MAY_TOUCH_INTERNALS = {
+    *("_jax", "_jax_hooks", "_jax_layouts", "_jax_primitives", "_jax_targets"),
+    "_mlir",
+}
 
 MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 70  # without its docstring

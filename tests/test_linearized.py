@@ -75,14 +75,14 @@ def test_every_program_of_a_survey_is_the_one_of_a_first_trace(function, bodies,
         return take_survey(function, (WEIGHTS, X), step, target, options)
 
     mine = survey()
-    assert {len(k) for k in (step.stacks, mine.linearized)} == {bodies}
+    assert {len(k) for k in (step.stacks, step.linearized)} == {bodies}
     split.clear()
     programs = [text(mine, plan) for plan in plans]
     assert not split
     assert len(set(programs)) == len(plans)
     for plan, program in zip(plans, programs, strict=True):
         other = survey()
-        other.linearized.clear()
+        step.linearized.clear()
         split.clear()
         assert text(other, plan) == program
         assert len(split) == bodies
@@ -120,7 +120,7 @@ def test_a_body_that_holds_a_value_of_a_trace_is_not_known_to_the_next(split):
     @jax.jit
     def outer(scale, x):
         body = trace(lambda x: [x * scale], x)
-        held = linearize("layers", body, (0,), (0, 1))
+        held = linearize(body, (0,), (0, 1))
         return evaluate(held.forward.jaxpr, [x])[0]
 
     for scale in (2.0, 5.0):

@@ -222,9 +222,7 @@ def test_the_last_compile_is_for_what_the_whole_stack_still_wants(
     asks = []
     monkeypatch.setattr(_parts, "_most_promising", lambda *given: asks.append(given))
     best = types.SimpleNamespace(decisions=("keep",))
-    survey = types.SimpleNamespace(
-        tight=False, gradients_on_host=False, without_offloads=False
-    )
+    survey = types.SimpleNamespace(tight=False, gradients_on_host=False, refused=())
     search = types.SimpleNamespace(
         survey=survey,
         fits=lambda attempt: True,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from planned_models import (
     target_or_skip,
     weights,
 )
+from stowax._errors import ArgumentError
 
 pytestmark = pytest.mark.once
 
@@ -197,11 +199,6 @@ STEPS = {
     "bfloat16": (step_of(mean_square), *bfloat16()),
     "partial": (functools.partial(lambda c, p, x: optimised_by(c, p, x), 3), PARAMS, X),
     "two unrolled layers": (step_of(mean_square), weights(2, WIDTH, True), X),
-    "mapped": (
-        lambda p, x: jax.vmap(jax.value_and_grad(mean_square), (None, 0))(p, x),
-        PARAMS,
-        spec(2, ROWS, WIDTH),
-    ),
 }
 
 
@@ -246,6 +243,21 @@ def test_a_planned_step_computes_the_same(name, usual_promotion):
 
 
 PIN = {"*": "recompute"}
+
+
+def test_gradients_of_examples_run_as_they_are_written():
+    def mapped(p, x):
+        return jax.vmap(jax.value_and_grad(mean_square), (None, 0))(p, x)
+
+    args = PARAMS, spec(2, ROWS, WIDTH)
+    found = plan(mapped, *args, target="cpu")
+    why = "what is marked runs as it is written: its gradient is taken under jax.vmap"
+    assert found.notes[0].startswith(why)
+    assert not found.stacks
+    got, expected = found.apply(mapped)(*drawn(args)), jax.jit(mapped)(*drawn(args))
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    with pytest.raises(ArgumentError, match=re.escape(why)):
+        plan(mapped, *args, target="cpu", pin=PIN)
 
 
 def test_python_numbers_stay_weak():

@@ -9,7 +9,7 @@ import pytest
 
 import stowax
 from planned_models import QUICK, arguments, bytes_of, plan, train
-from stowax import _jax
+from stowax import _jax_targets
 from stowax._errors import ArgumentError, OutOfMemoryCompileError
 from stowax._hlo._program import read_program
 from stowax._target._compiled import LoweredProgram
@@ -116,7 +116,7 @@ def test_a_damaged_file_is_compiled_again(tmp_path, compiles, damage):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.skipif(not _jax.has_libtpu(), reason="no libtpu installed")
+@pytest.mark.skipif(not _jax_targets.has_libtpu(), reason="no libtpu installed")
 def test_a_refusal_for_size_is_remembered_with_its_figures(tmp_path, compiles):
     there = stowax.target("v5e-1")
     spec = jax.ShapeDtypeStruct((2**38 // (1024 * 4), 1024), jnp.float32)

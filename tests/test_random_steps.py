@@ -18,7 +18,8 @@ from jax import lax
 
 from planned_steps import assert_close, assert_same_bits, at_random, unfused
 from stowax._layers._rewrite import Options, Rewriter
-from stowax._mark import handling, stow
+from stowax._mark import stow
+from stowax._step._recording import record
 
 ROWS, WIDTH = 2, 3
 SHAPE = (ROWS, WIDTH)
@@ -121,8 +122,11 @@ def planned(step, count, unrolled, seed):
         return decide(stack, body)
 
     def run(*args):
-        with handling(Rewriter(choose, Options())):
-            return step(*args)
+        leaves, structure = jax.tree.flatten(args)
+        recording = record(step, leaves, structure)
+        assert not recording.left
+        out = recording.replay(Rewriter(choose, Options()), leaves)
+        return jax.tree.unflatten(recording.outputs, out)
 
     return run
 

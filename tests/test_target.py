@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from stowax import _jax
+from stowax import _jax_targets
 from stowax._errors import CompileError
 from stowax._streams import quiet_native_log
 from stowax._target import _target
@@ -23,8 +23,12 @@ ROWS, COLUMNS = 1024, 512
 BYTES = ROWS * COLUMNS * 4  # float32
 Spec = jax.ShapeDtypeStruct
 
-needs_tpu = pytest.mark.skipif(not _jax.has_libtpu(), reason="no libtpu installed")
-needs_gpu = pytest.mark.skipif(_jax.cuda_plugin() is None, reason="no CUDA plugin")
+needs_tpu = pytest.mark.skipif(
+    not _jax_targets.has_libtpu(), reason="no libtpu installed"
+)
+needs_gpu = pytest.mark.skipif(
+    _jax_targets.cuda_plugin() is None, reason="no CUDA plugin"
+)
 
 
 def tpu(name: str) -> object:
@@ -193,7 +197,7 @@ def test_a_product_that_cannot_be_tiled_is_left_to_the_library(
 ) -> None:
     # JAX 0.10 says so of ViT-g/14's, thirty seconds into a compile.
     words = "INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.74"
-    compile_module, asked = _jax.compile_module, []
+    compile_module, asked = _jax_targets.compile_module, []
 
     def refuse(lowered: object, devices: object, options: object) -> object:
         asked.append(options)
@@ -201,7 +205,7 @@ def test_a_product_that_cannot_be_tiled_is_left_to_the_library(
             raise jax.errors.JaxRuntimeError(words)
         return compile_module(lowered, devices, options)
 
-    monkeypatch.setattr(_jax, "compile_module", refuse)
+    monkeypatch.setattr(_jax_targets, "compile_module", refuse)
     where = target("h200")
     compiled = where.compile(jax.jit(lambda x: x @ x), jnp.zeros((8, 8)))
     assert asked == [None, {"xla_gpu_enable_triton_gemm": False}]
@@ -264,7 +268,11 @@ def test_every_listed_name_is_taken() -> None:
     assert len(set(names)) == len(names)
     assert {"cpu", "v4-8", "v5e-4", "v5p-8", "v6e-256", "h100", "h200x8"} <= set(names)
     for record in targets():
-        if record.platform == "tpu" and not record.attached and _jax.has_libtpu():
+        if (
+            record.platform == "tpu"
+            and not record.attached
+            and _jax_targets.has_libtpu()
+        ):
             assert target(record.name).device_count == record.device_count
 
 
@@ -293,12 +301,12 @@ def test_other_peoples_words_on_stderr_are_kept(capfd: pytest.CaptureFixture) ->
 LAPTOP = textwrap.dedent(
     """
     import jax, jax.numpy as jnp
-    from stowax import _jax
+    from stowax import _jax_targets
     from stowax._target import _target
     print("---", file=__import__("sys").stderr, flush=True)
-    if _jax.has_libtpu():
+    if _jax_targets.has_libtpu():
         assert _target.target("v5p-8").device_count == 4
-    if _jax.cuda_plugin() is not None:
+    if _jax_targets.cuda_plugin() is not None:
         eight = _target.target("h100x8")
         split = eight.sharding("x", mesh=eight.mesh((8,), ("x",)))
         spec = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=split)
@@ -310,7 +318,7 @@ LAPTOP = textwrap.dedent(
 
 
 @pytest.mark.skipif(
-    _jax.tpu_attached() or _jax.nvidia_gpu_attached(),
+    _jax_targets.tpu_attached() or _jax_targets.nvidia_gpu_attached(),
     reason="an accelerator is attached",
 )
 def test_a_laptop_needs_no_settings_and_stays_a_laptop() -> None:

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from stowax import _jax
+from stowax import _jax_targets
 from stowax._errors import (
     ArgumentError,
     CompileError,
@@ -37,7 +37,7 @@ def test_unknown_names_are_told_their_neighbours() -> None:
         target(8)
 
 
-@pytest.mark.skipif(_jax.tpu_attached(), reason="a TPU is attached")
+@pytest.mark.skipif(_jax_targets.tpu_attached(), reason="a TPU is attached")
 def test_a_platform_that_is_not_attached() -> None:
     with pytest.raises(
         ArgumentError, match=r"got 'tpu', and JAX sees no tpu here\. Write"
@@ -149,7 +149,7 @@ def test_a_missing_cuda_plugin_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
 def test_a_missing_cuda_compiler_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_jax, "has_libdevice", lambda plugin: False)
+    monkeypatch.setattr(_jax_targets, "has_libdevice", lambda plugin: False)
     _target._gpu_target.cache_clear()
     with pytest.raises(
         MissingExtraError, match=r"nvcc.*pip install \"stowax\[cuda\]\""

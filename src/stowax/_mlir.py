@@ -244,7 +244,7 @@ class _Reader:
         return both[0], both[1]
 
     def region(self, region: Any, given: Callable[[int], Any] | None = None) -> Region:
-        if not len(region.blocks):
+        if not len(region.blocks) or not len(region.blocks[0].operations):
             return Region(arguments=(), operations=(), results=())
         block = region.blocks[0]
         arguments = tuple(
@@ -275,7 +275,9 @@ class _Reader:
                 _sdy.TensorShardingPerValueAttr(attributes["out_shardings"]).shardings
             )
         target, placement = _target(op)
-        shardings = per_value or [None] * len(op.results)
+        # A callback without results has a sharding all the same.
+        there = len(per_value) == len(op.results)
+        shardings = per_value if there else [None] * len(op.results)
         results = tuple(
             self.value(result, sharding, {}, placement)
             for result, sharding in zip(op.results, shardings, strict=True)

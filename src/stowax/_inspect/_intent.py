@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from .. import _jax
+from .. import _jax, _jax_targets
 from .._cost._cost import ChipFigures
 from .._records._intent import ArgumentAsked, Intent, OutputAsked
 from .._step._lineage import fetched_in_vain, returned_state
@@ -31,8 +31,8 @@ def intent_of_lowered(
     `jax.jit` was told; `chip` prices operations.
     """
     traced = lowered.traced
-    kept, places, returns, options = _jax.lowering_details(lowered.lowered)
-    devices = len(_jax.lowered_devices(lowered.lowered))
+    kept, places, returns, options = _jax_targets.lowering_details(lowered.lowered)
+    devices = len(_jax_targets.lowered_devices(lowered.lowered))
     jaxpr = traced.jaxpr
     found = find_copies(jaxpr, chip if _priceable(chip) else None, devices)
     returned, fetched = returned_state(jaxpr), fetched_in_vain(jaxpr)

@@ -10,8 +10,6 @@ what is not gets computed again, what nobody reads does not run.
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
+from ._canonical import digest
+from ._control_flow import is_control_flow, rebuild
 
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "checkpoint"})
 _REMAT = frozenset({"remat", "remat2", "checkpoint"})
@@ -60,21 +60,39 @@ def _constrain(values: list[Any], equation: Any) -> list[Any]:
     ]
 
 
+def _says_nothing(equation: Any) -> bool:
+    """Whether an equation is about a mesh only, and means nothing there.
+
+    Derivative rules put a scalar onto the mesh, where there is one; others reshard over
+    axes that the compiler partitions, or constrain what is on one device. Left in, the
+    same step would be another program under a mesh.
+    """
+    name, params = equation.primitive.name, equation.params
+    if name == "reshard":
+        return (
+            equation.invars[0].aval.ndim == 0
+            or not params["dst_sharding"].mesh.explicit_axes
+        )
+    return name == "sharding_constraint" and len(params["sharding"].device_set) == 1
+
+
 def evaluate(
     jaxpr: Any,
     inputs: Sequence[Any],
     *,
     keep_checkpoint: Callable[[Any], bool] = lambda equation: False,
     visit: Callable[[Any, list[Any]], list[Any] | None] = lambda equation, inputs: None,
+    consts: Sequence[Any] | None = None,
 ) -> list[Any]:
     """Runs `jaxpr` on `inputs`, opening nested calls.
 
     **Arguments:** `keep_checkpoint(equation)` says which `jax.checkpoint` calls stay
     calls. `visit(equation, inputs)` may return the outputs in place of running the
-    equation.
+    equation. `consts` stand in for the jaxpr's own.
     """
     opened = _jax.open_jaxpr(jaxpr)
-    env = dict(zip(opened.constvars, _jax.consts_of(jaxpr), strict=True))
+    own = _jax.consts_of(jaxpr) if consts is None else consts
+    env = dict(zip(opened.constvars, own, strict=True))
     env.update(zip(opened.invars, inputs, strict=True))
 
     def read(atom: Any) -> Any:
@@ -86,10 +104,7 @@ def evaluate(
         replaced = visit(equation, values)
         if replaced is not None:
             out = replaced
-        elif equation.primitive.name == "reshard" and jax.numpy.ndim(values[0]) == 0:
-            # Derivative rules put a scalar onto the mesh, where there is one. As
-            # numbers it is nothing; left in, the same step would be another program
-            # under a mesh.
+        elif _says_nothing(equation):
             out = values
         elif inner is not None and not (
             is_checkpoint(equation) and keep_checkpoint(equation)
@@ -112,52 +127,10 @@ def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     where the user wrote it: bound as it is, JAX would compile it whole, and fusion
     rounds differently.
     """
-    unfused = _UNFUSED.get(equation.primitive.name)
-    if unfused is None or not _jax.jit_is_disabled():
+    if not _jax.jit_is_disabled() or not is_control_flow(equation):
         return _jax.bind(equation, values)
     with _jax.source_of(equation):
-        return list(unfused(equation, values))
-
-
-def _scan(equation: Any, values: Sequence[Any]) -> Sequence[Any]:
-    params = equation.params
-    consts, carried = _jax.scan_counts(equation)
-    first = consts + carried
-
-    def body(carry: Any, xs: Any) -> tuple[Any, Any]:
-        out = evaluate(params["jaxpr"], [*values[:consts], *carry, *xs])
-        return out[:carried], out[carried:]
-
-    carry, ys = jax.lax.scan(
-        body,
-        list(values[consts:first]),
-        list(values[first:]),
-        length=params["length"],
-        reverse=params["reverse"],
-    )
-    return [*carry, *ys]
-
-
-def _while(equation: Any, values: Sequence[Any]) -> Sequence[Any]:
-    params = equation.params
-    a = params["cond_nconsts"]
-    b = a + params["body_nconsts"]
-    return jax.lax.while_loop(
-        lambda carry: evaluate(params["cond_jaxpr"], [*values[:a], *carry])[0],
-        lambda carry: evaluate(params["body_jaxpr"], [*values[a:b], *carry]),
-        list(values[b:]),
-    )
-
-
-def _cond(equation: Any, values: Sequence[Any]) -> Sequence[Any]:
-    branches = [
-        lambda *operands, branch=branch: evaluate(branch, operands)
-        for branch in equation.params["branches"]
-    ]
-    return jax.lax.switch(values[0], branches, *values[1:])
-
-
-_UNFUSED = {"scan": _scan, "while": _while, "cond": _cond}
+        return rebuild(equation, values, evaluate)
 
 
 def inline(
@@ -238,10 +211,8 @@ class Program:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A digest of the program's text, without addresses and source lines."""
-        text = str(_jax.open_jaxpr(self.jaxpr))
-        text = re.sub(r"0x[0-9a-f]+", "0x", text)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """A digest of what the program is, however it was traced (`_canonical`)."""
+        return digest(self.jaxpr)
 
     def closure(
         self,

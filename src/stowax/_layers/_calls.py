@@ -14,42 +14,55 @@ from typing import Any
 import jax
 
 from .. import _jax
-from .._jaxprs._jaxpr import Program, holds_loop, inline, spec_of, trace
+from .._jaxprs._jaxpr import Program, evaluate, holds_loop, inline, spec_of, trace
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A marked function as it was traced: its program and its inputs."""
+    """A marked function as it was traced: its jaxpr and its inputs.
+
+    `jaxpr` has the arrays that the function was given, and those that it read from
+    outside, as its inputs; its own constants are made by the function itself.
+    """
 
     name: str
-    program: Program
+    jaxpr: Any
     inputs: tuple[Any, ...]
     assemble: Callable[[Sequence[Any]], Any]
+    known: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
 
-    @property
-    def key(self) -> str:
-        """What a plan knows this call by."""
-        return self.program.fingerprint
+    def program(self, keep_checkpoint: bool) -> Program:
+        """The call, flat.
+
+        With `keep_checkpoint`, a `jax.checkpoint` around a loop stays, and the loop in
+        it is no stack.
+        """
+
+        def keep(equation: Any) -> bool:
+            return keep_checkpoint or not holds_loop(equation)
+
+        key = "program", keep_checkpoint
+        if key not in self.known:
+            self.known[key] = Program(inline(self.jaxpr, keep_checkpoint=keep))
+        return self.known[key]
 
     def map_batch(self, run: Callable[["Call"], list[Any]]) -> list[Any]:
         """The outputs of this call for one example; `run` gets the whole batch."""
 
         @jax.custom_batching.custom_vmap
         def example(*inputs: Any) -> list[Any]:
-            program = self.program
-            wanted = [o for o in program.outputs if isinstance(o, int)]
-            values = program.run(wanted, dict(enumerate(inputs)), effects=True)
-            return program.read_outputs(values, len(program.outputs))
+            return evaluate(self.jaxpr, inputs, keep_checkpoint=_always)
 
         @example.def_vmap
         def batch(size: int, batched: Sequence[bool], *inputs: Any) -> Any:
             axes = [0 if flag else None for flag in batched]
             mapped = jax.vmap(example.fun, in_axes=axes, axis_size=size)
-            jaxpr = trace(mapped, *[spec_of(_jax.aval_of(v)) for v in inputs])
-            whole = dataclasses.replace(
-                self,
-                program=Program(inline(jaxpr, keep_checkpoint=_always)),
-                inputs=(*inputs, *_jax.consts_of(jaxpr)),
+            jaxpr, read = closed(mapped, [spec_of(_jax.aval_of(v)) for v in inputs])
+            whole = Call(
+                name=self.name,
+                jaxpr=jaxpr,
+                inputs=(*inputs, *read),
+                assemble=self.assemble,
             )
             out = whole.map_batch(run) if _jax.under_vmap() else run(whole)
             return out, [True] * len(out)
@@ -57,26 +70,31 @@ class Call:
         return example(*self.inputs)
 
 
+def closed(function: Callable[..., Any], specs: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """A jaxpr of `function`, and what it reads from outside: its further inputs."""
+    jaxpr = trace(function, *specs)
+    read, count = list(_jax.consts_of(jaxpr)), len(specs)
+
+    def whole(*values: Any) -> list[Any]:
+        return evaluate(
+            jaxpr, values[:count], keep_checkpoint=_always, consts=values[count:]
+        )
+
+    return trace(whole, *specs, *(spec_of(_jax.aval_of(v)) for v in read)), read
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """What to call a marked function in messages."""
     return getattr(function, "__qualname__", None) or repr(function)
 
 
-def trace_call(
-    function: Callable[[Any], Any],
-    given: Any,
-    name: str,
-    *,
-    keep_checkpoint: bool = False,
-) -> Call:
+def trace_call(function: Callable[[Any], Any], given: Any, name: str) -> Call:
     """Traces `function(given)`.
 
     The inputs are the arrays in `given` and whatever array the function reads from
     outside.
 
     **Arguments:** `given` is any pytree; leaves that are no arrays stay as they are.
-    With `keep_checkpoint`, a `jax.checkpoint` around a loop stays, and the loop in it
-    is no stack.
     """
     seen: dict[str, Any] = {}
     leaves, structure = jax.tree.flatten(given)
@@ -92,19 +110,15 @@ def trace_call(
         seen["static"] = [None if _is_array(leaf) else leaf for leaf in results]
         return [leaf for leaf in results if _is_array(leaf)]
 
-    def keep(equation: Any) -> bool:
-        return keep_checkpoint or not holds_loop(equation)
-
     specs = [spec_of(_jax.aval_of(value)) for value in arguments]
-    jaxpr = inline(trace(arrays, *specs), keep_checkpoint=keep)
-    inputs = (*arguments, *_jax.consts_of(jaxpr))
+    jaxpr, read = closed(arrays, specs)
 
     def assemble(out: Sequence[Any]) -> Any:
         following = iter(out)
         leaves = [next(following) if s is None else s for s in seen["static"]]
         return jax.tree.unflatten(seen["structure"], leaves)
 
-    return Call(name=name, program=Program(jaxpr), inputs=inputs, assemble=assemble)
+    return Call(name=name, jaxpr=jaxpr, inputs=(*arguments, *read), assemble=assemble)
 
 
 def _always(_: Any) -> bool:

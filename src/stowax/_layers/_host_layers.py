@@ -333,7 +333,11 @@ def not_positive(values: Sequence[Any]) -> Any:
 
 def first_element(value: Any) -> Any:
     """The first element of an array, as a scalar."""
-    return jax.lax.slice(value, [0] * value.ndim, [1] * value.ndim).reshape(())
+
+    def first(value: Any) -> Any:
+        return jax.lax.slice(value, [0] * value.ndim, [1] * value.ndim).reshape(())
+
+    return _jax.partitioned_by_compiler(first, PartitionSpec())(value)
 
 
 def can_order(aval: Any) -> bool:

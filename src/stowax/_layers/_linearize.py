@@ -82,33 +82,31 @@ class LinearizedBody:
         return evaluate(self.backward, [*leaves, *cotangents, *totals])
 
 
-Linearize = Callable[[str, Any, Sequence[int], tuple[int, int]], LinearizedBody]
-"""`linearize_body` for a stack's name, its body, `active_inputs` and `carry`."""
+Linearize = Callable[[Any, Sequence[int], tuple[int, int]], LinearizedBody]
+"""`linearize_body` for a body, its `active_inputs` and its `carry`."""
 
-Linearized = MutableMapping[tuple[Any, ...], LinearizedBody]
-"""Bodies that were split before, by all that is given to `linearizer`'s function."""
+Linearized = MutableMapping[tuple[Any, ...], tuple[Any, LinearizedBody]]
+"""Bodies that were split before, with their programs, by what tells them apart."""
 
 
 def linearizer(keep_checkpoint: bool, known: Linearized | None = None) -> Linearize:
     """`linearize_body`, asked again only for what is not `known` yet.
 
-    A step is traced for every prediction, and a fourth of its calls went into splitting
-    bodies that are what they were. A stack's name holds the digest of its call; what it
-    does not hold, the elements of constant arrays, has no part in what a program needs:
-    what computes must be traced without `known`.
+    A step is replayed for every prediction, and a fourth of its calls went into
+    splitting bodies that are what they were. A body is known by itself, the object: two
+    of one structure may compute with other numbers.
     """
 
     def linearize(
-        name: str, body: Any, active: Sequence[int], carry: tuple[int, int]
+        body: Any, active: Sequence[int], carry: tuple[int, int]
     ) -> LinearizedBody:
-        shapes = tuple(str(v.aval) for v in _jax.open_jaxpr(body).invars)
-        key = name, shapes, tuple(active), carry, keep_checkpoint
-        found = known.get(key) if known is not None else None
-        if found is None:
-            found = linearize_body(body, active, carry, lambda _: keep_checkpoint)
-            # A value of the trace that is going on must not be seen by the next one.
-            if known is not None and not any(map(_jax.is_tracer, found.forward.consts)):
-                known[key] = found
+        key = id(body), tuple(active), carry, keep_checkpoint
+        if known is not None and key in known:
+            return known[key][1]
+        found = linearize_body(body, active, carry, lambda _: keep_checkpoint)
+        # A value of the trace that is going on must not be seen by the next one.
+        if known is not None and not any(map(_jax.is_tracer, found.forward.consts)):
+            known[key] = body, found
         return found
 
     return linearize

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jax import aval_of
+from .._jax import aval_of, explicit_sharding
 from .._jaxprs._jaxpr import Program, evaluate, inline
 from ._host_feed import Feed, Writer, neighbour
 from ._host_layers import HostGradients, HostLayers, after, can_order, first_element
@@ -297,4 +297,4 @@ def _scan(stack: Stack, body: Any, init: Any, xs: Any, reverse: bool = False) ->
 
 def zeros(aval: Any) -> Any:
     """Zeros of a type."""
-    return jnp.zeros(aval.shape, aval.dtype)
+    return jnp.zeros(aval.shape, aval.dtype, device=explicit_sharding(aval))

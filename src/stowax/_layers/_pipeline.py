@@ -116,7 +116,7 @@ def run_stack(
         perturbed = [*(p.perturbed for p in consts), *(p.perturbed for p in carry)]
         active = [i for i, flag in enumerate([*perturbed, *layers]) if flag]
         carried = split[0], stack.carry_count
-        body = linearize(stack.name, stack.body, active, carried)
+        body = linearize(stack.body, active, carried)
         mine = _for_inputs(stack, body.active_inputs)
         consts, carry, per_layer = values
         ran, left, ys = [], [], []
@@ -223,7 +223,8 @@ def _places(part: Stack, active: Activity, per_layer: Sequence[Any]) -> list[Any
     if not part.is_part:
         return []
     wholes = [per_layer[i - part.first_layer_input] for i in active.layers]
-    return [empty_array(whole.shape, _jax.aval_of(whole)) for whole in wholes]
+    types = [_jax.aval_of(whole) for whole in wholes]
+    return [empty_array(t.shape, t, _jax.explicit_sharding(t)) for t in types]
 
 
 def _all_layers(ran: Sequence[Stack], found: Sequence[list[Any]]) -> list[Any]:

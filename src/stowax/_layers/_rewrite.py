@@ -1,9 +1,10 @@
 """A marked function, evaluated with its repeated layers as stacks.
 
-While a plan is made or applied, calls of marked functions come here (`_mark.handling`).
-The function is traced to a jaxpr; its scans and the repeating blocks of its unrolled
-loops become `Stack`s, which run through `_pipeline.run_stack`; everything else runs as
-written, `jax.checkpoint` calls without a loop inside included.
+A step is recorded once, and replayed for every program of a plan (`_step._recording`).
+In a replay the calls of marked functions come here, each with its jaxpr. Its scans and
+the repeating blocks of its unrolled loops become `Stack`s, which run through
+`_pipeline.run_stack`; everything else runs as written, `jax.checkpoint` calls without a
+loop inside included.
 
 A call is known by the digest of its program, not by its place in the step: a loss that
 is traced twice (gradient accumulation under a scan, say) is one call with one set of
@@ -17,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import _jax
+from .._jax_primitives import only_prints
 from .._jaxprs._jaxpr import Program, bind, evaluate, inline, spec_of, trace
 from .._jaxprs._repeats import Repeat, find_repeats
 from ._boundary import Boundary
-from ._calls import Call, name_of, trace_call
+from ._calls import Call
 from ._linearize import Linearize, Linearized, linearizer
-from ._objects import without_objects
 from ._pipeline import Choose, Stack, run_stack
 
 
@@ -43,7 +44,7 @@ class Options:
 
 
 class Rewriter:
-    """The handler of marked calls: finds the stacks and runs them as `choose` says.
+    """Runs marked calls: finds their stacks, and runs these as `choose` says.
 
     `prepare` sees each call's inputs before they are used and may replace them (the
     trace of a step marks them, to see later where they came from). With `label`, the
@@ -66,38 +67,18 @@ class Rewriter:
         self.label, self.boundary = label, boundary
         self.linearize = linearizer(options.keep_checkpoint, linearized)
         self.calls: dict[str, str] = {}
-        # Inside of a marked function a mark adds nothing: its layers are found already.
-        self.tracing = False
-
-    def __call__(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        if self.tracing:
-            return function(*args, **kwargs)
-        with without_objects(function, args, kwargs) as pure:
-            self.tracing = True
-            try:
-                call = trace_call(
-                    pure.function,
-                    pure.given,
-                    name_of(function),
-                    keep_checkpoint=self.options.keep_checkpoint,
-                )
-            finally:
-                self.tracing = False
-            out = call.map_batch(self.run) if _jax.under_vmap() else self.run(call)
-            return pure.finish(call.assemble(out))
 
     def run(self, call: Call) -> list[Any]:
         """The outputs of a call, its stacks run as `choose` says."""
-        self.calls[call.key] = call.name
-        inputs = self.prepare(call)
+        program = call.program(self.options.keep_checkpoint)
+        self.calls[program.fingerprint] = call.name
+        key = "units", self.options.keep_checkpoint, self.options.roll
+        if key not in call.known:
+            call.known[key] = _ordered_units(program, self.options)
         return run_call(
-            call,
-            inputs,
+            program,
+            call.known[key],
+            self.prepare(call),
             self.choose,
             self.options,
             self.linearize,
@@ -107,7 +88,8 @@ class Rewriter:
 
 
 def run_call(
-    call: Call,
+    program: Program,
+    units: Sequence[Any],
     inputs: Sequence[Any],
     choose: Choose,
     options: Options,
@@ -116,9 +98,8 @@ def run_call(
     label: bool = False,
     boundary: Boundary = None,
 ) -> list[Any]:
-    """Evaluates a call with its stacks run through the pipeline."""
-    program = call.program
-    env = dict(enumerate(inputs))
+    """Evaluates a call, as `units` in their order: nodes and stacks."""
+    env = {**program.constants(), **dict(enumerate(inputs))}
 
     runner = functools.partial(
         run_stack,
@@ -130,7 +111,7 @@ def run_call(
         boundary=boundary,
     )
 
-    for unit in _ordered_units(call, options):
+    for unit in units:
         if isinstance(unit, int):
             node = program.nodes[unit]
             out = bind(node.equation, _read(program, unit, env))
@@ -140,18 +121,17 @@ def run_call(
     return program.read_outputs(env, len(program.outputs))
 
 
-def _ordered_units(call: Call, options: Options) -> list[Any]:
+def _ordered_units(program: Program, options: Options) -> list[Any]:
     """The call as single nodes and stacks, in an order in which they can run.
 
     Blocks of an unrolled loop run together, so what they read must come first, and what
     reads them later; a loop whose blocks cannot be brought together (something outside
     reads one block and feeds a later one) stays as it is written.
     """
-    program = call.program
     repeats = find_repeats(program.jaxpr) if options.roll else ()
     repeats = tuple(r for r in repeats if not _is_loop_of_scans(program, r))
     while True:
-        stacks = _stack_units(call, repeats)
+        stacks = _stack_units(program, repeats)
         try:
             return _topological(program, stacks)
         except _Entangled as entangled:
@@ -182,22 +162,22 @@ def _holds_product(jaxpr: Any) -> bool:
     return any(n.equation.primitive.name in _PRODUCTS for n in equations)
 
 
-def _stack_units(call: Call, repeats: Sequence[Repeat]) -> list[Any]:
+def _stack_units(program: Program, repeats: Sequence[Repeat]) -> list[Any]:
     rolled = {k for r in repeats for block in r.blocks for k in block}
     found: list[tuple[int, Any]] = [(r.blocks[0][0], r) for r in repeats]
-    for position, node in enumerate(call.program.nodes):
+    for position, node in enumerate(program.nodes):
         equation = node.equation
         if equation.primitive.name != "scan" or position in rolled:
             continue
-        if equation.params["length"] > 1 and not equation.params["jaxpr"].effects:
+        if equation.params["length"] > 1 and only_prints(equation):
             found.append((position, position))
     units = []
     for number, (_, what) in enumerate(sorted(found, key=lambda f: f[0])):
-        name = f"{call.key[:8]}.{number}"
+        name = f"{program.fingerprint[:8]}.{number}"
         units.append(
             _ScanUnit(name=name, position=what)
             if isinstance(what, int)
-            else _LoopUnit(name=name, repeat=what)
+            else _LoopUnit(name=name, repeat=what, body=_constants_first(what))
         )
     return units
 
@@ -310,6 +290,7 @@ class _LoopUnit:
 
     name: str
     repeat: Repeat
+    body: Any
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -330,7 +311,7 @@ class _LoopUnit:
             name=self.name,
             source=_source(first),
             count=repeat.count,
-            body=_constants_first(repeat),
+            body=self.body,
             const_count=len(repeat.constants),
             carry_count=len(repeat.carry),
             separate=True,

@@ -13,7 +13,13 @@ from typing import Any
 
 import jax
 
-from .._errors import ArgumentError, StowaxError
+from .._errors import (
+    ArgumentError,
+    CompileError,
+    OffloadVanishedError,
+    PlanMismatchError,
+    StowaxError,
+)
 from .._layers._rewrite import Options
 from .._records._stages import least_bytes
 from .._search._as_written import (
@@ -29,8 +35,10 @@ from .._search._forms import Found, find_plan
 from .._search._improve import improve
 from .._search._loop import MOST_COMPILES, Search
 from .._search._parts import InParts, in_parts
+from .._search._refusals import narrower
 from .._state._shards import device_bytes
-from .._step._trace import trace_step
+from .._step._recording import Recording
+from .._step._trace import reading_less, record_for, trace_step
 from .._survey._options import more_fast_memory, wants_row_major
 from .._survey._preferences import Preferences
 from .._survey._survey import take_survey
@@ -96,10 +104,43 @@ class FoundFor:
 def find(asked: Asked, budgets: Sequence[int], started: float) -> list[FoundFor]:
     """What is best for each budget.
 
+    What cannot be planned runs as it is written: first without what repeats in marked
+    functions, then without anything. The plan's notes say why.
+
     **Arguments:** `budgets` are bytes per device, the smallest first; `started` is when
     planning began, by `time.perf_counter`.
     """
     specs = _specs(asked.machine, asked.args)
+    asked.say(f"tracing {getattr(asked.step, '__name__', 'the step')}")
+    recording = record_for(asked.step, specs)
+    while True:
+        try:
+            return _find(asked, specs, recording, budgets, started)
+        except Exception as error:
+            less = (
+                None
+                if _is_the_users(error)
+                else reading_less(asked.step, specs, recording, error)
+            )
+            if less is None:
+                raise
+            asked.say(f"planning less: {less.left[-1]}")
+            recording = less
+
+
+def _is_the_users(error: Exception) -> bool:
+    """Whether an error is about what the user gave, not about a program of ours."""
+    ours = CompileError, OffloadVanishedError, PlanMismatchError
+    return isinstance(error, StowaxError) and not isinstance(error, ours)
+
+
+def _find(
+    asked: Asked,
+    specs: tuple[Any, ...],
+    recording: Recording,
+    budgets: Sequence[int],
+    started: float,
+) -> list[FoundFor]:
     whole = sum(device_bytes(spec) for spec in jax.tree.leaves(specs))
     made: list[FoundFor] = []
     search: Search | None = None
@@ -108,7 +149,7 @@ def find(asked: Asked, budgets: Sequence[int], started: float) -> list[FoundFor]
             asked.say(f"a plan for {format_bytes(budget)}")
         least = least_bytes(budget, whole)
         if search is None or least != search.survey.least_bytes:
-            search, preferences = _surveyed(asked, specs, budget, least)
+            search, preferences = _surveyed(asked, specs, recording, budget, least)
         else:
             search = unknowing(search, budget)
         found = _searched(asked, search)
@@ -159,7 +200,11 @@ def _changed_further(asked: Asked, one: FoundFor, made: Sequence[FoundFor]) -> F
 
 
 def _surveyed(
-    asked: Asked, specs: tuple[Any, ...], budget: int, least: int
+    asked: Asked,
+    specs: tuple[Any, ...],
+    recording: Recording,
+    budget: int,
+    least: int,
 ) -> tuple[Search, Preferences]:
     """A search that knows nothing yet, and what the user wants."""
     machine = asked.machine
@@ -169,8 +214,7 @@ def _surveyed(
         roll=asked.roll,
         row_major=wants_row_major(machine, specs),
     )
-    asked.say(f"tracing {getattr(asked.step, '__name__', 'the step')}")
-    traced = trace_step(asked.step, specs, options)
+    traced = trace_step(recording, specs, options)
     count = len(traced.stacks)
     bodies = "1 repeated body" if count == 1 else f"{count} repeated bodies"
     asked.say(f"surveying {bodies} on {machine.name}")
@@ -180,7 +224,7 @@ def _surveyed(
     survey = narrowed(free, preferences)
     for staying in free.staying:
         preferences.allow(staying.value)
-    preferences.check_matched()
+    _check_matched(preferences, recording.left)
     search = Search(
         survey=survey,
         free=free,
@@ -195,31 +239,45 @@ def _surveyed(
     return search, preferences
 
 
+def _check_matched(preferences: Preferences, left: Collection[str]) -> None:
+    """**Raises:** `ArgumentError` for a pattern that met nothing; says what is left."""
+    try:
+        preferences.check_matched()
+    except ArgumentError as error:
+        if not left:
+            raise
+        why = f"{error.got} (what is marked runs as it is written: {'; '.join(left)})"
+        raise ArgumentError(error.argument, why, error.instead) from None
+
+
 def _searched(asked: Asked, search: Search) -> Found:
-    """The best that was found in any form."""
+    """The best that was found in any form.
+
+    **Raises:** `CompileError`, `OffloadVanishedError` where nothing compiles.
+    """
     most, wishes = asked.most, asked.wishes
     forms = AsWritten(rolled=search, **wishes), Returned(rolled=search, **wishes)
-    found = in_parts(_run(search, *forms), InParts(**wishes), most)
-    return improve(found, most, one_more=asked.has_one_more(found))
-
-
-def _run(search: Search, written: AsWritten, returned: Returned) -> Found:
-    """What the search found; without offloads where JAX refuses them.
-
-    Under `jax.vmap` of a gradient, or in a derivative of one, JAX has operations that
-    take values of one memory space only.
-    """
     try:
-        search.try_host_memory()
-        return find_plan(search, written, returned)
-    except ValueError as error:
-        if isinstance(error, StowaxError) or "memory_space" not in str(error):
-            raise
-    search.say("JAX refuses host memory inside this step: planning without offloads")
-    staying = narrowed(search.survey, Preferences(pin={}, forbid=("offload",)))
-    staying = dataclasses.replace(staying, without_offloads=True)
-    search = dataclasses.replace(search, survey=staying)
-    return find_plan(search, written, lambda: None)
+        found = find_plan(search, *forms)
+    except (CompileError, OffloadVanishedError) as error:
+        return _narrower(search, error)
+    try:
+        better = in_parts(found, InParts(**wishes), most)
+        return improve(better, most, one_more=asked.has_one_more(better))
+    except (CompileError, OffloadVanishedError) as error:
+        search.say(f"a change of the plan is left out: {str(error).splitlines()[0]}")
+        return found
+
+
+def _narrower(search: Search, error: StowaxError) -> Found:
+    """What is found where less may be offloaded, after the compiler refused."""
+    for other in narrower(search, error):
+        search.say(f"planning anew: {other.survey.refused[-1]}")
+        try:
+            return find_plan(other, lambda: None, lambda: None)
+        except (CompileError, OffloadVanishedError):
+            continue
+    raise error
 
 
 def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:

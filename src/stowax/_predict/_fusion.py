@@ -239,9 +239,11 @@ class Fusion:
 
     def is_virtual(self, node: Node) -> bool:
         short = short_name(node.name)
-        (result, *more) = node.results
+        if len(node.results) != 1:  # a callback has none
+            return False
+        (result,) = node.results
         users = self.users.get(result, [])
-        if more or self.end in users:
+        if self.end in users:
             return False
         readers = [self.nodes[t] for t in users]
         if short in ELEMENTWISE | MOVING:
@@ -271,7 +273,8 @@ class Fusion:
     def widens(self, reader: Node, value: int) -> bool:
         """Whether `reader` makes of `value` one of a wider type."""
         types = self.flat.values
-        return types[reader.results[0]].item_bytes > types[value].item_bytes
+        made = [types[r].item_bytes for r in reader.results[:1]]
+        return any(size > types[value].item_bytes for size in made)
 
     def read_by(self, value: int) -> frozenset[int]:
         """Places of the kernels that would compute the value, were it virtual.

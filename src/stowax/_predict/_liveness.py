@@ -48,7 +48,7 @@ def _narrowed(body: Block, flat: Flat) -> Iterator[tuple[int, TensorValue]]:
         if short_name(node.name) != "dynamic_slice" or node.operands[0] not in captured:
             continue
         readers = users.get(node.results[0], [])
-        narrow = [flat.values[r.results[0]] for r in readers]
+        narrow = [flat.values[r.results[0]] for r in readers if r.results]
         if (
             readers
             and all(short_name(r.name) == "convert" for r in readers)

@@ -40,7 +40,7 @@ class AsWritten:
             return None
         options = dataclasses.replace(rolled.options, roll=False)
         step, specs = rolled.function, rolled.specs
-        traced = trace_step(step, specs, options)
+        traced = trace_step(rolled.step.recording, specs, options)
         free = take_survey(
             step, specs, traced, rolled.target, options, rolled.least_bytes
         )

@@ -130,7 +130,7 @@ def baseline_records(
     """
     records = []
     for name, decisions in policies(problem).items():
-        if forecast.survey.without_offloads and any("offload" in c for c in decisions):
+        if forecast.survey.refused and any("offload" in c for c in decisions):
             continue  # JAX itself refuses it here
         try:
             evaluation = evaluate(problem, decisions)
@@ -214,7 +214,10 @@ def notes(
             "the layers run as two parts, one after the other, with decisions of their "
             "own: they fill memory that one more value of all layers does not fit into",
         )
-    if not survey.bodies and not fits:
+    left = survey.step.recording.left
+    if left:
+        found.insert(0, f"what is marked runs as it is written: {'; '.join(left)}")
+    if not survey.bodies and not fits and not left:
         found.insert(
             0,
             "no layers repeat in what is marked, and stowax moves the values of "
@@ -239,12 +242,7 @@ def notes(
             f"{what} of the state ({size}) {'stays' if count == 1 else 'stay'} on the "
             f"device: copies of less than {least} are not worth it"
         )
-    if survey.without_offloads:
-        found.insert(
-            0,
-            "nothing is offloaded: JAX cannot bring host memory into a gradient under "
-            "jax.vmap, or into a derivative of a gradient",
-        )
+    found += survey.refused
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from .._planner import baselines, evaluate, smallest, solve
+from .._planner import evaluate, smallest, solve
 from .._records._stages import Decisions, Problem, Solution
 from .._survey._options import plan_options
 from .._survey._survey import Survey
@@ -115,15 +115,6 @@ class Search:
         if fitting:
             return min(fitting, key=lambda a: a.measured.step_seconds)
         return min(self.attempts, key=lambda a: a.measured.compiled_bytes)
-
-    def try_host_memory(self) -> None:
-        """Traces the step with its layers' inputs in host memory, before all else.
-
-        Where JAX refuses that, its error comes now, not after the first compile. Where
-        it does not, nothing is lost: the plan's report asks for this prediction.
-        """
-        if self.survey.bodies:
-            self.forecast.predicted(baselines(self.problem())["offload layer inputs"])
 
     @property
     def may_donate(self) -> bool:

@@ -57,7 +57,7 @@ class InParts:
             whole.options, parts=((written_name(name), first_part),)
         )
         step, specs = whole.function, whole.specs
-        traced = trace_step(step, specs, options)
+        traced = trace_step(whole.step.recording, specs, options)
         free = take_survey(
             step, specs, traced, whole.target, options, whole.least_bytes
         )
@@ -80,7 +80,7 @@ def in_parts(found: Found, make: InParts, most: int) -> Found:
     if best.decisions is None or not search.fits(best) or len(search.log) >= most:
         return found
     survey = search.survey
-    if survey.tight or survey.gradients_on_host or survey.without_offloads:
+    if survey.tight or survey.gradients_on_host or survey.refused:
         return found
     if len(search.log) == most - 1 and search.is_unfinished():
         return found

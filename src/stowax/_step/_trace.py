@@ -7,9 +7,6 @@ meets with its linearized body. The roles come from the same trace (`_roles`).
 
 import collections
 import dataclasses
-import functools
-import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,18 +14,14 @@ import jax
 
 from .. import _jax
 from .._errors import ArgumentError, StepError, StowaxError
-from .._jaxprs._jaxpr import trace
+from .._jaxprs._jaxpr import spec_of, trace
 from .._layers._boundary import Emission
-from .._layers._linearize import LinearizedBody
+from .._layers._linearize import Linearized, LinearizedBody
 from .._layers._pipeline import Stack
 from .._layers._rewrite import Options, Rewriter
-from .._mark import handling
 from .._records._stages import Role
-from .._where import OWN_FOLDER
+from ._recording import Recording, as_written, record, why_not
 from ._roles import find_roles, observe
-
-# JAX's words where a derivative does not exist or has no rule.
-_UNDIFFERENTIABLE = re.compile(r"differentiat|\b(support|implemented).*\b(JVP|jvp|VJP)")
 
 _STATE: frozenset[Role] = frozenset({"parameter", "optimizer state"})
 
@@ -64,7 +57,8 @@ class Step:
     positions); parameters without one are read only. `differentiated` are the
     parameters that have gradients.
     `jaxpr` is the step's, with everything that backward passes read stored; `boundary`
-    has the loops of stacks in it.
+    has the loops of stacks in it. `recording` is what every program of a plan replays,
+    and `linearized` are the bodies that it was read with.
     """
 
     name: str
@@ -75,6 +69,8 @@ class Step:
     differentiated: frozenset[int]
     boundary: Mapping[str, Emission]
     jaxpr: Any
+    recording: Recording
+    linearized: Linearized
 
 
 def available(stack: Stack, body: LinearizedBody) -> frozenset[int]:
@@ -102,16 +98,77 @@ def store_all(stack: Stack, body: LinearizedBody) -> dict[int, str]:
     return {n: "keep" for n in body.residuals if n not in at_hand}
 
 
-def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) -> Step:
-    """Traces `step` on `args` and finds roles and stacks.
+def record_for(step: Callable[..., Any], args: Sequence[Any]) -> Recording:
+    """The recording of `step` on `args`, of which nothing is traced but their types.
 
     **Raises:** `ArgumentError` for a step that is already jitted or an argument that is
-    no array; `StepError` for a step without a marked function, or whose mark is on
-    something that is never differentiated.
+    no array; what the step itself raises.
     """
     check_step(step)
     leaves, structure = jax.tree.flatten_with_path(tuple(args))
+    return record(
+        step, [check_leaf(_path(path), leaf) for path, leaf in leaves], structure
+    )
+
+
+def reading_less(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    recording: Recording,
+    error: Exception,
+) -> Recording | None:
+    """The step to be planned after an `error` that is no fault of the user's.
+
+    First without reading marked functions, then without reading anything; `None` where
+    nothing was read.
+    """
+    if recording.bare:
+        return None
+    leaves, structure = jax.tree.flatten(tuple(args))
+    left = (*recording.left, why_not(error))
+    less = recording
+    if recording.calls:
+        less = as_written(
+            step, [check_leaf("args", leaf) for leaf in leaves], structure
+        )
+    return dataclasses.replace(less, left=left, bare=not recording.calls)
+
+
+def trace_step(
+    step: Callable[..., Any] | Recording, args: Sequence[Any], options: Options
+) -> Step:
+    """Finds roles and stacks of `step` on `args`.
+
+    A step that is recorded already is not run again; `args` are then those that it was
+    recorded on. Where marked functions cannot be read, they are left as they are
+    written, and `Recording.left` says why.
+
+    **Raises:** `StepError` for a step without a marked function, or whose mark is on
+    something that is never differentiated; what `record_for` does.
+    """
+    leaves, _ = jax.tree.flatten_with_path(tuple(args))
     specs = [check_leaf(_path(path), leaf) for path, leaf in leaves]
+    if isinstance(step, Recording):
+        return _read(step, leaves, specs, options)
+    recording = record_for(step, args)
+    while True:
+        try:
+            return _read(recording, leaves, specs, options)
+        except StowaxError:
+            raise
+        except Exception as error:
+            less = reading_less(step, args, recording, error)
+            if less is None:
+                raise
+            recording = less
+
+
+def _read(
+    recording: Recording, leaves: Sequence[Any], specs: Sequence[Any], options: Options
+) -> Step:
+    """The step of a recording, every marked call replayed with everything stored."""
+    if recording.bare:
+        return _unread(recording, leaves, specs)
     found: dict[str, tuple[Stack, LinearizedBody]] = {}
 
     def choose(stack: Stack, body: LinearizedBody) -> dict[int, str]:
@@ -119,30 +176,28 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
         return store_all(stack, body)
 
     boundary: dict[str, Emission] = {}
+    linearized: Linearized = {}
     rewriter = Rewriter(
         choose,
         options,
         prepare=lambda call: [observe(v) for v in call.inputs],
         boundary=boundary,
+        linearized=linearized,
     )
-
-    def flat(*values: Any) -> Any:
-        with handling(rewriter):
-            return step(*jax.tree.unflatten(structure, values))
-
-    try:
-        jaxpr = trace(flat, *[s.update(sharding=None) for s in specs])
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise _in_other_words(error) from error
+    jaxpr = trace(
+        lambda *values: recording.replay(rewriter, values),
+        *[spec_of(v.aval) for v in _jax.open_jaxpr(recording.jaxpr).invars],
+    )
     positions = [path[0].idx for path, _ in leaves]
     found_roles = find_roles(jaxpr, positions, boundary)
-    _check_traced(jaxpr, rewriter, found_roles.differentiated is not None)
+    _check_traced(jaxpr, recording, found_roles.differentiated is not None)
     arguments = tuple(
         Argument(path=_path(path), position=path[0].idx, spec=spec, role=role)
         for (path, _), spec, role in zip(leaves, specs, found_roles.roles, strict=True)
     )
     return Step(
-        name=_name(step),
+        name=recording.name,
+        recording=recording,
         arguments=arguments,
         stacks={
             name: TracedStack(stack=stack, body=body)
@@ -153,12 +208,32 @@ def trace_step(step: Callable[..., Any], args: Sequence[Any], options: Options) 
         differentiated=found_roles.differentiated or frozenset(),
         boundary=boundary,
         jaxpr=jaxpr,
+        linearized=linearized,
     )
 
 
-def _check_traced(jaxpr: Any, rewriter: Rewriter, differentiated: bool) -> None:
+def _unread(recording: Recording, leaves: Sequence[Any], specs: Sequence[Any]) -> Step:
+    """The step of a recording of which nothing is known but what it is given."""
+    return Step(
+        name=recording.name,
+        recording=recording,
+        arguments=tuple(
+            Argument(path=_path(path), position=path[0].idx, spec=spec, role="other")
+            for (path, _), spec in zip(leaves, specs, strict=True)
+        ),
+        stacks={},
+        donate=(),
+        updates={},
+        differentiated=frozenset(),
+        boundary={},
+        jaxpr=recording.jaxpr,
+        linearized={},
+    )
+
+
+def _check_traced(jaxpr: Any, recording: Recording, differentiated: bool) -> None:
     """Refuses a step in which there is nothing to plan."""
-    if not rewriter.calls:
+    if not recording.names:
         raise StepError(
             "step: no function marked with @stowax.stow was called. Write @stowax.stow "
             "above the function that jax.value_and_grad or jax.grad is applied to."
@@ -177,7 +252,7 @@ def _check_traced(jaxpr: Any, rewriter: Rewriter, differentiated: bool) -> None:
             "step (nnx.split), merge it inside, and return the new arrays."
         )
     if not differentiated:
-        names = ", ".join(sorted(set(rewriter.calls.values())))
+        names = ", ".join(sorted(recording.names))
         raise StepError(
             f"step: {names} is marked with @stowax.stow, but nothing differentiates "
             "it. Move the mark to the function that jax.value_and_grad or jax.grad is "
@@ -215,35 +290,6 @@ def _is_backward(equation: Any) -> bool:
 
 def _many(parameter: Any) -> bool:
     return isinstance(parameter, tuple | list)
-
-
-def _in_other_words(error: Exception) -> Exception:
-    """JAX's refusal to differentiate something, with the user's line; others as is."""
-    words = str(error)
-    if isinstance(error, StowaxError) or not _UNDIFFERENTIABLE.search(words):
-        return error
-    return StepError(
-        f"step: it cannot be differentiated, with or without stowax (called at "
-        f"{_users_line(error)}). JAX says: {words}"
-    )
-
-
-def _users_line(error: Exception) -> str:
-    """Where the user's code was when `error` came up."""
-    libraries = ("/site-packages/", "/dist-packages/", OWN_FOLDER)
-    lines = [
-        f"{frame.filename}:{frame.lineno}"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not any(library in frame.filename for library in libraries)
-        and not frame.filename.startswith("<")
-    ]
-    return lines[-1] if lines else "an unknown line"
-
-
-def _name(step: Any) -> str:
-    while isinstance(step, functools.partial):
-        step = step.func
-    return getattr(step, "__qualname__", None) or type(step).__qualname__
 
 
 def check_step(step: Any) -> None:

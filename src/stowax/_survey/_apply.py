@@ -1,8 +1,8 @@
 """Putting decisions into effect: the step as `jax.jit` would return it, plan included.
 
 Takes plain data (what each stack stores), so that the closed loop can try decisions
-that are no `Plan` yet. The step's own code is not touched: while it is traced, marked
-functions go through a `Rewriter`.
+that are no `Plan` yet. The step's own code is not touched: it is recorded, and the
+recording is replayed with marked functions going through a `Rewriter`.
 """
 
 import dataclasses
@@ -20,10 +20,11 @@ from .._layers._linearize import Linearized, LinearizedBody
 from .._layers._pipeline import Stack, Stored
 from .._layers._rewrite import Options, Rewriter
 from .._layers._stack import STORED
-from .._mark import handling
 from .._records._plan import ArgumentRecord
 from .._state._ordered_step import OrderedStep
 from .._state._stream import Hosted, stream_state
+from .._step._recording import Recording, as_written
+from .._step._recording import record as record_step
 from .._step._trace import available, check_step
 
 """What a plan may say of a value that is stored."""
@@ -52,7 +53,7 @@ class StepPlan:
 
 
 def apply_decisions(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Recording,
     plan: StepPlan | None,
     options: Options,
     *,
@@ -64,14 +65,16 @@ def apply_decisions(
 ) -> Any:
     """`jax.jit(step)` under the given decisions; `None` for none at all.
 
-    **Arguments:** `arguments` are those that the decisions were made for; `None` leaves
-    them unchecked. `donate` has to name every argument with state in host memory.
-    `linearized` is for programs that are looked at and never run (see `linearizer`).
+    **Arguments:** a `step` that is recorded is not run again. `arguments` are those
+    that the decisions were made for; `None` leaves them unchecked. `donate` has to name
+    every argument with state in host memory. `linearized` has bodies that were split
+    before (see `linearizer`).
 
     **Raises:** while tracing, `PlanMismatchError` if the step is not the one that the
     decisions were made for.
     """
-    check_step(step)
+    if not isinstance(step, Recording):
+        check_step(step)
     jit = functools.partial(
         jax.jit,
         donate_argnums=donate,
@@ -102,18 +105,22 @@ def apply_decisions(
         choose, options, label=label, boundary=boundary, linearized=linearized
     )
 
-    @functools.wraps(step)
-    def planned(*args: Any, **kwargs: Any) -> Any:
-        with handling(rewriter):
-            out = step(*args, **kwargs)
+    def planned(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args)
+        recording = _recorded(step, leaves, structure, read=bool(stacks))
+        out = recording.replay(rewriter, leaves)
         if unused:
+            left = "".join(
+                f" Its marked functions are not read: {r}." for r in recording.left
+            )
             raise PlanMismatchError(
                 f"step: it has no repeated body {', '.join(sorted(unused))}, which the "
-                "plan decides on. Apply the plan to the step that it was made for, "
-                "with the same function marked, or call stowax.plan again."
+                f"plan decides on.{left} Apply the plan to the step that it was made "
+                "for, with the same function marked, or call stowax.plan again."
             )
-        return out
+        return jax.tree.unflatten(recording.outputs, out)
 
+    _name_after(planned, step)
     if plan.hosted is None or boundary is None:
         return jit(_checking(planned, arguments))
     streaming = stream_state(planned, plan.hosted, boundary)
@@ -121,6 +128,28 @@ def apply_decisions(
     if not plan.hosted.orders:
         return jit(whole)
     return OrderedStep(whole, plan.hosted.orders, plan.hosted.updates, jit)
+
+
+def _recorded(
+    step: Callable[..., Any] | Recording,
+    leaves: Sequence[Any],
+    structure: Any,
+    read: bool,
+) -> Recording:
+    """The recording of a step on arguments of these types."""
+    if isinstance(step, Recording):
+        return step
+    if read:
+        return record_step(step, leaves, structure)
+    return as_written(step, leaves, structure)
+
+
+def _name_after(planned: Callable[..., Any], step: Any) -> None:
+    """`planned` is called in a profile and in messages what the step is called."""
+    if isinstance(step, Recording):
+        planned.__name__ = planned.__qualname__ = step.name.rpartition(".")[2]
+    else:
+        functools.update_wrapper(planned, step)
 
 
 def _checking(

@@ -14,7 +14,6 @@ import jax
 
 from .. import _mlir
 from .._cost._cost import cost_of_jaxpr, operation_seconds, program_seconds
-from .._layers._linearize import Linearized
 from .._layers._rewrite import Options
 from .._layers._stack import LOOP_SCOPE
 from .._planner import baselines
@@ -51,11 +50,10 @@ class Survey:
     (`state.body`); `staying` is state that is no candidate. `reserved_bytes` is what
     the layers need besides stored values, by the prediction for a program that stores
     everything, `update_reserved_bytes` what the step needs after them.
-    `without_offloads` says that JAX refused host memory in this step. Arrays under
+    `refused` has what stays on the device since the compiler refused it. Arrays under
     `least_bytes` stay on the device. With `tight`, gradients are written to host memory
     at once, even where that makes the next weights wait; with `gradients_on_host` those
-    that the step returns of parameters in host memory come out there. `linearized` has
-    the bodies' two programs from earlier traces.
+    that the step returns of parameters in host memory come out there.
     """
 
     function: Callable[..., Any]
@@ -68,15 +66,12 @@ class Survey:
     reserved_bytes: int
     update_reserved_bytes: int
     unpriced: tuple[str, ...]
-    without_offloads: bool = False
+    refused: tuple[str, ...] = ()
     state: State | None = None
     staying: tuple[Staying, ...] = ()
     least_bytes: int = OFFLOAD_LEAST_BYTES
     tight: bool = False
     gradients_on_host: bool = False
-    linearized: Linearized = dataclasses.field(
-        default_factory=dict, repr=False, compare=False
-    )
 
     def problem(
         self, device_bytes: int, host_bytes: int, correction: int = 0
@@ -161,12 +156,12 @@ class Survey:
     ) -> LoweredProgram:
         """The step under `plan` (`None`: as the user wrote it), lowered."""
         jitted = apply_decisions(
-            self.function,
+            self.function if plan is None else self.step.recording,
             plan,
             self.options,
             donate=self.step.donate if donate else (),
             label=label,
-            linearized=self.linearized,
+            linearized=self.step.linearized,
         )
         specs, hosted = self.specs, plan.hosted if plan else None
         if hosted is not None:

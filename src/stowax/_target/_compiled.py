@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from .. import _jax
+from .. import _jax_targets
 from .._errors import ArgumentError, CompileError, OutOfMemoryCompileError
 from .._jax_layouts import in_layout, laid_out
 from ._dump import dumping, layout_in, options_of
@@ -148,7 +148,7 @@ class LoweredProgram:
         if self.compile_devices is None:
             compiled = self.lowered.compile(options or None)
             return compiled, compiled.runtime_executable()
-        return None, _jax.compile_module(
+        return None, _jax_targets.compile_module(
             self.lowered, self.compile_devices, options or None
         )
 
@@ -208,10 +208,9 @@ def lower(
         )
     bare = spread_specs(devices, specs, target_name)
     placed = bare if any_sharded(bare) else put_specs(devices, bare)
-    platforms = None if compile_devices is None else ("cuda",)
     try:
         traced = jitted.trace(*placed)
-        lowered = traced.lower(lowering_platforms=platforms)
+        lowered = _lowered(traced, target_name, compile_devices is not None)
     except ValueError as error:
         # The function's own shardings span more than the one device that specs without
         # a sharding are put on: then those decide, as for uncommitted arrays under
@@ -220,8 +219,8 @@ def lower(
         if placed is bare or not any(words in str(error) for words in clash):
             raise
         traced = jitted.trace(*bare)
-        lowered = traced.lower(lowering_platforms=platforms)
-    used = _jax.lowered_devices(lowered)
+        lowered = _lowered(traced, target_name, compile_devices is not None)
+    used = _jax_targets.lowered_devices(lowered)
     _check_devices("jitted", used, devices, target_name)
     if compile_devices is not None:
         compile_devices = tuple(compile_devices[devices.index(d)] for d in used)
@@ -232,6 +231,22 @@ def lower(
         traced=traced,
         jitted=jitted,
     )
+
+
+def _lowered(traced: Any, target_name: str, stand_in: bool) -> Any:
+    """What was traced, lowered for the devices, or for the GPUs that these stand for.
+
+    **Raises:** `CompileError` for an operation that JAX cannot lower there.
+    """
+    try:
+        if not stand_in:
+            return traced.lower()
+        with _jax_targets.lowering_over_stand_ins():
+            return traced.lower(lowering_platforms=("cuda",))
+    except NotImplementedError as error:
+        raise CompileError(
+            f"JAX cannot lower the step for {target_name}: {error}"
+        ) from error
 
 
 def one_device_sharding(device: Any, memory_kind: str | None = None) -> NamedSharding:
@@ -263,6 +278,9 @@ def spread_specs(devices: tuple[Any, ...], specs: Any, target_name: str) -> Any:
             # An array that lies somewhere by default says nothing about the target, but
             # its memory kind does.
             (device,) = sharding.device_set
+            nowhere = isinstance(leaf, jax.Array) and not leaf.committed
+            if nowhere and sharding.memory_kind in (None, "device", "unpinned_host"):
+                return spec
             if device not in devices and not isinstance(leaf, jax.Array):
                 _check_devices(_argument(path), (device,), devices, target_name)
             if device not in devices and sharding.memory_kind in (None, "device"):

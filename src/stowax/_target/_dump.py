@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .. import _jax
+from .. import _jax_targets
 
 _FOLDER = "xla_dump_to"
 
@@ -33,7 +33,7 @@ def dumping(options: Mapping[str, Any]) -> Iterator[pathlib.Path | None]:
         return
     with (
         tempfile.TemporaryDirectory(prefix="stowax-") as folder,
-        _jax.without_compilation_cache(),
+        _jax_targets.without_compilation_cache(),
     ):
         yield pathlib.Path(folder)
 

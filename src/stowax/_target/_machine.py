@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .. import _jax
+from .. import _jax_targets
 from .._errors import ArgumentError
 from .._hardware._figures import Chip
 from .._hardware._pinned import pool_bytes, smaller_pool
@@ -89,7 +89,9 @@ class Target:
                 "Write one size per axis, with a product of at most "
                 f"{self.device_count}.",
             )
-        return Mesh(_jax.arrange_devices(shape, self.devices[:count]), axis_names)
+        return Mesh(
+            _jax_targets.arrange_devices(shape, self.devices[:count]), axis_names
+        )
 
     def sharding(
         self,

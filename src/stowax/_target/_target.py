@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from .. import _jax
+from .. import _jax_targets
 from .._errors import ArgumentError, CompileError, MissingExtraError
 from .._hardware._calibrated import calibrated, calibration_notes
 from .._hardware._figures import Chip
@@ -182,7 +182,7 @@ def _compile_only_names() -> tuple[TargetName, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _tpu_target(name: str, chip: Chip, chips: int, shape: tuple[int, ...]) -> Target:
-    if not _jax.has_libtpu():
+    if not _jax_targets.has_libtpu():
         raise MissingExtraError(
             f"target {name!r} needs the TPU compiler (libtpu), which is not installed. "
             'Run: pip install "stowax[tpu]"'
@@ -196,7 +196,7 @@ def _tpu_target(name: str, chip: Chip, chips: int, shape: tuple[int, ...]) -> Ta
     family = "tpu7x" if chip.key == "7x" else chip.key
     topology = f"{family}:{'x'.join(map(str, shape))}"
     try:
-        devices = _jax.tpu_topology_devices(topology, **options)
+        devices = _jax_targets.tpu_topology_devices(topology, **options)
     except jax.errors.JaxRuntimeError as error:
         raise CompileError(f"libtpu has no topology for {name!r}: {error}") from error
     return make_target(name, chip, devices)
@@ -204,18 +204,20 @@ def _tpu_target(name: str, chip: Chip, chips: int, shape: tuple[int, ...]) -> Ta
 
 @functools.lru_cache(maxsize=64)
 def _gpu_target(name: str, chip: Chip, count: int) -> Target:
-    plugin = _jax.cuda_plugin()
-    if plugin is None or not _jax.has_libdevice(plugin):
+    plugin = _jax_targets.cuda_plugin()
+    if plugin is None or not _jax_targets.has_libdevice(plugin):
         missing = "JAX's CUDA plugin" if plugin is None else "the CUDA compiler (nvcc)"
         raise MissingExtraError(
             f"target {name!r} needs {missing}, which is not installed. "
             'Run: pip install "stowax[cuda]"'
         )
     per_host = min(count, chip.chips_per_host)
-    real = _jax.gpu_topology_devices(
+    real = _jax_targets.gpu_topology_devices(
         count // per_host, per_host, gpu_target_config(chip.key)
     )
-    return make_target(name, chip, _jax.stand_in_devices(count), compile_devices=real)
+    return make_target(
+        name, chip, _jax_targets.stand_in_devices(count), compile_devices=real
+    )
 
 
 def platform_name(device: Any) -> str:
@@ -244,7 +246,7 @@ def attached_devices(name: str | None) -> tuple[Any, ...]:
 
 def _platform_devices(platform: str | None) -> list[Any]:
     """The attached devices of `platform` that this process drives; empty if none."""
-    _jax.discover_plugins()
+    _jax_targets.discover_plugins()
     try:
         return jax.devices(platform)
     except RuntimeError:

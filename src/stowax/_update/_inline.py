@@ -59,8 +59,6 @@ def _flatten(jaxpr: Any, chosen: frozenset[int], closed: Collection[str]) -> Any
         name, params = equation.primitive.name, equation.params
         if params.get("name") in closed and "jaxpr" in params:
             return bind(equation, values)
-        if name == "sharding_constraint" and len(params["sharding"].device_set) == 1:
-            return values  # of one device it says nothing
         if name in _DERIVATIVE_RULES:
             inner = params.get("call_jaxpr", params.get("jaxpr"))
             if inner is None:

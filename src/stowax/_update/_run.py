@@ -290,7 +290,7 @@ class _Loop:
                 for number, atom in zip(node.inputs, node.equation.invars, strict=True)
             ]
             if node.equation.primitive.name == "broadcast_in_dim":
-                axes = range(operands[0].ndim)
+                axes = range(jnp.ndim(operands[0]))
                 out = [jax.lax.broadcast_in_dim(operands[0], group.cut.piece, axes)]
             elif node.equation.primitive.name == "sharding_constraint":
                 out = operands

@@ -1,0 +1,141 @@
+"""What a program is, apart from how it was traced: the text that a plan knows it by.
+
+A plan is made in one process and applied in another, where the same step is traced
+again. A printed jaxpr is no good to compare: whether a number stands in it as a literal
+or comes in as an operand depends on what JAX has traced before, parameters name meshes
+and devices, functions have addresses. `outline` leaves out all of that. What stays is
+what decisions depend on: the operations in their order, what each reads, the types of
+what it makes.
+
+The values of numbers and of constant arrays have no part in it either: a step with
+another learning rate is the same step to a plan.
+"""
+
+import dataclasses
+import enum
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import _jax
+
+# Names, places and rules, which say nothing of what is computed; how `scan` counts its
+# inputs, of which literals are left out.
+_LEFT_OUT = frozenset(
+    {
+        *("bwd", "compiler_options_kvs", "ctx_mesh", "debug", "debug_info"),
+        *("donated_invars", "ft_in", "ft_out", "fwd", "fwd_jaxpr_thunk", "in_layouts"),
+        *("in_shardings", "inline", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "keep_unused"),
+        *("linear", "name", "name_and_src_info", "num_consts", "num_carry"),
+        *("out_layouts", "out_shardings", "out_trees", "source_info", "bwd_ft"),
+        *("sharding", "out_sharding", "num_consts_out", "call_name", "fun"),
+    }
+)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+|0x[0-9a-f]+")
+_LITERAL = "number"
+
+
+def outline(jaxpr: Any) -> list[str]:
+    """The program, a line an equation: what it is, what it reads, what it makes."""
+    lines: list[str] = []
+    _write(jaxpr, {}, lines)
+    return lines
+
+
+def digest(jaxpr: Any) -> str:
+    """A digest of `outline`."""
+    text = "\n".join(outline(jaxpr))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write(jaxpr: Any, given: Mapping[int, str], lines: list[str]) -> None:
+    """Writes `jaxpr`; `given` has the inputs that are known to be literals."""
+    opened = _jax.open_jaxpr(jaxpr)
+    names: dict[Any, str] = {}
+
+    def name_all(variables: Sequence[Any]) -> str:
+        for v in variables:
+            names[v] = str(len(names))
+        return " ".join(_type(v.aval) for v in variables)
+
+    def read(atom: Any) -> str:
+        return _LITERAL if isinstance(atom, _jax.Literal) else names[atom]
+
+    inputs = [v for k, v in enumerate(opened.invars) if k not in given]
+    names.update({opened.invars[k]: word for k, word in given.items()})
+    consts = dict(zip(opened.constvars, _jax.consts_of(jaxpr), strict=False))
+    names.update({v: _LITERAL for v in consts if v.aval.shape == ()})
+    inputs += [v for v in opened.constvars if v not in names]
+    lines.append(f"({name_all(inputs)})")
+    for equation in opened.eqns:
+        operands = [read(v) for v in equation.invars]
+        literals = {k: w for k, w in enumerate(operands) if w == _LITERAL}
+        shown = operands
+        if _jaxprs_in(equation):
+            shown = [w for w in operands if w != _LITERAL]
+        primitive, params = equation.primitive.name, _parameters(equation)
+        made = name_all(equation.outvars)
+        lines.append(f"{primitive} [{params}] {' '.join(shown)} -> {made}")
+        for inner, first in _jaxprs_in(equation):
+            own = {k - first: w for k, w in literals.items()}
+            count = len(_jax.open_jaxpr(inner).invars)
+            _write(inner, {k: w for k, w in own.items() if 0 <= k < count}, lines)
+    lines.append(f"= {' '.join(read(v) for v in opened.outvars)}")
+
+
+def _jaxprs_in(equation: Any) -> list[tuple[Any, int]]:
+    """The jaxprs of an equation, and which of its operands is the first of each."""
+    found = []
+    for key in sorted(equation.params):
+        parts = equation.params[key]
+        parts = parts if isinstance(parts, tuple | list) else (parts,)
+        for part in parts:
+            opened = _jax.open_jaxpr(part)
+            if hasattr(opened, "eqns") and hasattr(opened, "invars"):
+                inputs, operands = len(opened.invars), len(equation.invars)
+                found.append((part, max(0, operands - inputs)))
+    return found
+
+
+def _parameters(equation: Any) -> str:
+    items = sorted(equation.params.items())
+    shown = [f"{k}={_word(v)}" for k, v in items if k not in _LEFT_OUT]
+    return " ".join(shown)
+
+
+def _type(aval: Any) -> str:
+    shape = getattr(aval, "shape", None)
+    if shape is None:
+        return type(aval).__name__
+    return f"{aval.dtype}[{','.join(map(str, shape))}]"
+
+
+def _word(thing: Any) -> str:
+    """A parameter as text that is the same in every process."""
+    if isinstance(thing, tuple | list):
+        return f"({','.join(_word(x) for x in thing)})"
+    if isinstance(thing, Mapping):
+        items = sorted((str(k), _word(v)) for k, v in thing.items())
+        return f"{{{','.join(f'{k}:{v}' for k, v in items)}}}"
+    if isinstance(thing, bool | int | float | complex | str | bytes | type(None)):
+        return repr(thing)
+    if isinstance(thing, enum.Enum):
+        return thing.name
+    if isinstance(thing, jax.sharding.Sharding | jax.sharding.Mesh):
+        return "placed"
+    if isinstance(thing, np.ndarray | np.generic | jax.Array):
+        return f"{thing.dtype}{thing.shape}"
+    if hasattr(_jax.open_jaxpr(thing), "eqns"):
+        return "jaxpr"
+    if isinstance(thing, type | np.dtype):
+        return getattr(thing, "__name__", str(thing))
+    if dataclasses.is_dataclass(thing):
+        fields = [f.name for f in dataclasses.fields(thing)]
+        return _word([getattr(thing, f, None) for f in fields if f not in _LEFT_OUT])
+    if callable(thing):
+        return getattr(thing, "__name__", type(thing).__name__)
+    return _ADDRESS.sub("", repr(thing))

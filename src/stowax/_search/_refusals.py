@@ -1,0 +1,89 @@
+"""What becomes of a search whose program the compiler refuses.
+
+A compiler may refuse a program for other reasons than memory: a layout that it has no
+copy for, a slice of a kind that it does not know. That is not the user's error, and no
+reason to have no plan. The value that the compiler's words name stays on the device; if
+they name none, or that does not help, more stays, and at last everything.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+
+from .._errors import CompileError, OffloadVanishedError, StowaxError
+from .._records._stages import Body, Value
+from .._survey._survey import Survey
+from ._as_written import anew
+from ._loop import Search
+
+Refused = CompileError | OffloadVanishedError
+
+# Named scopes of copies: of state and gradients by argument, of layers' values.
+_STATE = re.compile(r"stowax\.(?:state|gradient)\.(\d+)")
+_LAYER = re.compile(r"stowax\.(?:offload|fetch)\.([^/()\"\s]+?)\.(\d+)")
+
+Stays = Callable[[Body, Value], bool]
+
+
+def narrower(search: Search, error: StowaxError) -> Iterator[Search]:
+    """Searches that offload less than `search`, each less than the one before.
+
+    None of them is without something that the user pinned to host memory.
+    """
+    survey = search.survey
+    named = _named(survey, str(error))
+    ways: tuple[tuple[str, Stays], ...] = (
+        ("what it names", lambda b, v: (b.name, v.index) in named),
+        ("parameters", lambda b, v: v.role == "parameter"),
+        ("state", lambda b, v: b.phase == "update"),
+        ("everything", lambda b, v: True),
+    )
+    done: list[Stays] = []
+    for what, stays in ways:
+        done.append(stays)
+        own = _keeping(survey, done)
+        if own is None or own.bodies == survey.bodies:
+            continue
+        note = (
+            f"{what} may not be offloaded: the compiler refused the program "
+            f"({_first_line(error)})"
+        )
+        refused = (*survey.refused, note)
+        free = _keeping(search.free, done) or search.free
+        survey = dataclasses.replace(own, refused=refused)
+        yield anew(search, survey=survey, free=free, log=[], plain={})
+
+
+def _keeping(survey: Survey, ways: list[Stays]) -> Survey | None:
+    """The survey with some values on the device, `None` if one may not stay there."""
+    bodies = []
+    for body in survey.bodies:
+        values = []
+        for value in body.values:
+            if "offload" in value.allowed and any(stays(body, value) for stays in ways):
+                allowed = value.allowed - {"offload"}
+                if not allowed:
+                    return None
+                value = dataclasses.replace(
+                    value, allowed=allowed, stays=value.stays or "the compiler refused"
+                )
+            values.append(value)
+        bodies.append(dataclasses.replace(body, values=tuple(values)))
+    return dataclasses.replace(survey, bodies=tuple(bodies))
+
+
+def _named(survey: Survey, message: str) -> set[tuple[str, int]]:
+    """The values whose copies the compiler's words name."""
+    found = {(m[1], int(m[2])) for m in _LAYER.finditer(message)}
+    leaves = {int(m[1]) for m in _STATE.finditer(message)}
+    if survey.state is not None:
+        found |= {
+            (survey.state.body.name, index)
+            for index, own in enumerate(survey.state.leaves)
+            if not leaves.isdisjoint(own)
+        }
+    return found
+
+
+def _first_line(error: StowaxError) -> str:
+    return str(error).splitlines()[0][:160]

@@ -213,8 +213,8 @@ def test_a_plan_of_another_shape_takes_no_restored_state(saved):
     assert str(caught.value) == (
         f"args[0][0].mu['down'] is float32[{LAYERS},{8 * WIDTH},{2 * WIDTH}], and the "
         "plan, which keeps args[1][0].mu['down'] in host memory, was made for "
-        f"float32[{LAYERS},{4 * WIDTH},{WIDTH}]. Call stowax.plan again for a state of "
-        "these shapes, or give the one that was planned."
+        f"float32[{LAYERS},{4 * WIDTH},{WIDTH}]. Give the state that was planned; one "
+        "of other shapes takes another plan."
     )
 
 

@@ -40,7 +40,7 @@ def test_what_is_saved_comes_back(moved, unneeded, tmp_path):
 def test_the_schema_is_stable(moved):
     # What stands here, others read: a change of it is a change of FORMAT_VERSION.
     data = moved.to_json()
-    assert data["format"] == 7
+    assert data["format"] == 8
     assert set(data) == {
         *("format", "step", "target", "device_kind", "compile_only", "versions"),
         *("budget_bytes", "host_budget_bytes", "fits", "outcome", "device_bytes"),
@@ -136,12 +136,12 @@ def test_a_file_of_bytes(tmp_path):
 
 def test_a_plan_of_another_format(moved, tmp_path):
     path = tmp_path / "plan.json"
-    path.write_text(damaged(moved, lambda d: d.update(format=8)))
+    path.write_text(damaged(moved, lambda d: d.update(format=9)))
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path)
     version = moved.versions["stowax"]
     assert str(caught.value) == (
-        f"path: {str(path)!r} has plan format 8; this stowax reads format 7. Install "
+        f"path: {str(path)!r} has plan format 9; this stowax reads format 8. Install "
         f"the stowax that wrote it ({version}) or plan again."
     )
 
@@ -160,7 +160,7 @@ def test_a_plan_for_other_arguments_is_refused(moved, unneeded):
                 found.apply(train).lower(*args)
             assert str(caught.value) == (
                 f"step: {where} is {got}, and the plan was made for {wanted} "
-                f"({where}). Call it as it was planned, or call stowax.plan again."
+                f"({where}). Call it as it was planned; other types take another plan."
             )
         with pytest.raises(PlanMismatchError, match=r"step: args\[1\] is missing"):
             found.apply(train).lower(ARGS[0])

@@ -101,7 +101,7 @@ CASES = {
         gives_back_a_part,
         ({"w": STACKED, "embed": MATRIX}, X),
         {"pin": {"*embed*": "offload"}},
-        "the step does not give back all of args[0], so that argument is not donated",
+        "the step does not give back args[0]['w'], so args[0] is not donated",
     ),
     "another type": (
         loses_its_momentum,

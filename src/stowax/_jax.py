@@ -93,6 +93,13 @@ def name_stack(equation: Any) -> str:
     return str(equation.source_info.name_stack)
 
 
+def with_outputs(jaxpr: Any, outputs: Sequence[Any]) -> Any:
+    """The jaxpr with other variables of its own as results (JAX 0.10 to 0.12)."""
+    opened = open_jaxpr(jaxpr)
+    info = opened.debug_info.with_unknown_names()
+    return opened.replace(outvars=list(outputs), debug_info=info)
+
+
 def argument_names(jaxpr: Any) -> Sequence[str]:
     """What a program's arguments are called, such as `state['w']` (JAX 0.10 to 0.12).
 
@@ -137,6 +144,13 @@ def has_effects(equation: Any) -> bool:
 def aval_of(value: Any) -> Any:
     """Shape, dtype, sharding and memory space of a value (JAX 0.10 to 0.12)."""
     return _core.typeof(value)
+
+
+def dtype_in_jit(dtype: Any) -> Any:
+    """The dtype that `jax.jit` makes of an argument's: NumPy's int64 becomes int32."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
+    return jax.dtypes.canonicalize_dtype(dtype)
 
 
 def explicit_sharding(aval: Any, leading: int = 0) -> Any:

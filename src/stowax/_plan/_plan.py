@@ -61,10 +61,12 @@ class Plan(PlanRecord):
         if not self.compile_only and attached.device_kind != self.device_kind:
             raise PlanMismatchError(
                 f"plan: made for {self.target} ({self.device_kind}), and JAX runs on "
-                f"{attached.device_kind} here. Call stowax.plan again on this machine."
+                f"{attached.device_kind} here. Make a plan on this machine."
             )
         stacks = {
-            s.name: StackPlan(fingerprint=s.fingerprint, stored=s.stored)
+            s.name: StackPlan(
+                fingerprint=s.fingerprint, stored=s.stored, outline=s.outline
+            )
             for s in self.stacks
             if s.stored is not None
         }

@@ -17,7 +17,7 @@ from .._errors import ArgumentError, PlanMismatchError
 from .._files import write_whole
 from ._stages import Decision, Outcome, Role
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -49,7 +49,8 @@ class DecisionRecord:
 class StackRecord:
     """One repeated body: where it is, and what it stores (value number → how).
 
-    `stored` is `None` where the step runs as it is written.
+    `stored` is `None` where the step runs as it is written. `fingerprint` is a digest
+    of `outline`, the body's operations one a line: what a step is known by.
     """
 
     name: str
@@ -62,6 +63,7 @@ class StackRecord:
     backward_seconds: float
     forward_window_used: float
     backward_window_used: float
+    outline: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from .._hardware._pinned import beyond_the_pool
+from .._jaxprs._canonical import outline
 from .._planner import baselines, evaluate, policies
 from .._records._plan import Baseline, DecisionRecord, StackRecord
 from .._records._stages import (
@@ -116,6 +117,7 @@ def stack_records(
                 backward_window_used=(
                     evaluation.backward_window_used[k] if evaluation else 0.0
                 ),
+                outline=tuple(outline(traced.body.forward.jaxpr)) if plan else (),
             )
         )
     return tuple(records)

@@ -221,8 +221,8 @@ def _check_not_another_shape(
                 raise PlanMismatchError(
                     f"args[{number}]{path} is {_name(shape, dtype)}, and the plan, "
                     f"which keeps {record.path} in host memory, was made for "
-                    f"{_name(record.shape, record.dtype)}. Call stowax.plan again for "
-                    "a state of these shapes, or give the one that was planned."
+                    f"{_name(record.shape, record.dtype)}. Give the state that was "
+                    "planned; one of other shapes takes another plan."
                 )
 
 

@@ -135,9 +135,10 @@ class _Reasons:
         if getattr(spec, "sharding", None) is None:
             return _LEFT_OPEN
         if i in self.step.updates and argument.position not in self.step.donate:
+            lost = self.step.lost.get(argument.position, f"args[{argument.position}]")
             return (
-                f"the step does not give back all of args[{argument.position}], so "
-                "that argument is not donated, and what is updated lies in its place"
+                f"the step does not give back {lost}, so args[{argument.position}] is "
+                "not donated, and what is updated lies in its place"
             )
         leaf = self.leaves.get(i)
         if leaf is None:

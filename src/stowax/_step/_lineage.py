@@ -11,7 +11,7 @@ scan that changes its `xs` one after the other and stacks them again hands the w
 array on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -64,6 +64,27 @@ def returned_state(jaxpr: Any) -> Mapping[int, int]:
                 free.remove(k)
                 break
     return pairs
+
+
+def dead_updates(jaxpr: Any, arguments: Collection[int]) -> bool:
+    """Whether something takes the place of one of `arguments` and reaches no output."""
+    opened = _jax.open_jaxpr(jaxpr)
+    needed = {v for v in opened.outvars if not isinstance(v, _jax.Literal)}
+    dead: list[Any] = []
+    for equation in reversed(opened.eqns):
+        if _jax.has_effects(equation) or not needed.isdisjoint(equation.outvars):
+            inputs = (v for v in equation.invars if not isinstance(v, _jax.Literal))
+            needed.update(inputs)
+        else:
+            dead += equation.outvars
+    kinds = {_type(opened.invars[i]): 1 << i for i in arguments}
+    wanted = [v for v in dead if _type(v) in kinds]
+    if not wanted:
+        return False
+    made_of = reach(_jax.with_outputs(jaxpr, wanted), _bits(opened), _in_place)
+    return any(
+        made & 1 << i and made & ~(1 << i) for made in made_of for i in arguments
+    )
 
 
 def fetched_in_vain(jaxpr: Any) -> frozenset[int]:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from .. import _jax
 from .._jax_primitives import (
@@ -29,34 +28,23 @@ from .._jax_primitives import (
     effects_of,
     in_manual_mesh,
     is_ordered,
-    opaque_primitive,
     tangent_type,
-    type_of,
 )
-from .._jaxprs._control_flow import Run, is_control_flow, rebuild
-from .._jaxprs._jaxpr import bind, evaluate, is_checkpoint, is_float, spec_of
+from .._jaxprs._jaxpr import evaluate, spec_of
 from .._layers._calls import Call, name_of, trace_call
-from .._layers._objects import without_objects
+from .._layers._objects import holds_state, without_objects
 from .._layers._rewrite import Rewriter
 from .._mark import handling
-from ._roles import observe
-
-_UNDER_VMAP = "its gradient is taken under jax.vmap (example by example, say)"
-_AGAIN = "it is differentiated in another way than once, in reverse"
-_APART = (
-    "its forward and its backward pass stand in different loops: the mark is inside of "
-    "a loop that is differentiated as a whole. Mark the function around that loop"
+from ._marked import (
+    MANUAL,
+    ORDERED,
+    TICKET,
+    bind_backward,
+    bind_forward,
+    bind_plain,
 )
-_MANUAL = "it is called inside of jax.shard_map, where every device has a program"
-_ORDERED = "it has effects in a fixed order, which nothing may be moved across"
-
-_PLAIN, _FORWARD, _BACKWARD = "stowax_plain", "stowax_forward", "stowax_backward"
-_OWN = frozenset({_PLAIN, _FORWARD, _BACKWARD})
-_bind_plain = opaque_primitive(_PLAIN, _UNDER_VMAP, _AGAIN)
-_bind_forward = opaque_primitive(_FORWARD, _UNDER_VMAP, _AGAIN)
-_bind_backward = opaque_primitive(_BACKWARD, _UNDER_VMAP, _AGAIN)
-
-_TICKET = type_of((), np.int32)
+from ._replay import Replay, always, as_is
+from ._roles import observe
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +54,9 @@ class Recording:
     `inputs` and `outputs` are the trees of the step's arguments and results. `left`
     says why marked functions run as they are written, if they do; then `calls` is
     empty. Of a `bare` recording nothing is planned at all. `names` are those of all
-    marked functions that were called.
+    marked functions that were called. `changed` are the arguments, by flat position,
+    that the step replaces in place by something that it does not return, and whether
+    each is part of an object that is there to be changed (`holds_state`).
     """
 
     name: str
@@ -75,6 +65,7 @@ class Recording:
     inputs: Any
     outputs: Any
     names: tuple[str, ...]
+    changed: Mapping[int, bool]
     left: tuple[str, ...] = ()
     bare: bool = False
 
@@ -85,8 +76,8 @@ class Recording:
         forward pass.
         """
         if not self.calls:
-            return evaluate(self.jaxpr, values, keep_checkpoint=_always, visit=_as_is)
-        return _Replay(self.calls, rewriter).run(self.jaxpr, values)
+            return evaluate(self.jaxpr, values, keep_checkpoint=always, visit=as_is)
+        return Replay(self.calls, rewriter).run(self.jaxpr, values)
 
 
 def record_step(
@@ -108,9 +99,12 @@ def record_step(
     seen: dict[str, Any] = {}
 
     def flat(*values: Any) -> list[Any]:
+        args = jax.tree.unflatten(structure, values)
+        before = dict(jax.tree.leaves_with_path(args))
         with handling(recorder):
-            out = step(*jax.tree.unflatten(structure, values))
+            out = step(*args)
         results, seen["outputs"] = jax.tree.flatten(out)
+        seen["changed"] = _changed(args, before, results)
         return results
 
     specs = [_spec(leaf) for leaf in leaves]
@@ -122,7 +116,21 @@ def record_step(
         inputs=structure,
         outputs=seen["outputs"],
         names=tuple(dict.fromkeys(recorder.names)),
+        changed=seen["changed"],
     )
+
+
+def _changed(
+    args: Sequence[Any], before: Mapping[Any, Any], results: Sequence[Any]
+) -> dict[int, bool]:
+    """Which arrays of `args` are others than `before` the step, and not returned."""
+    after = dict(jax.tree.leaves_with_path(args))
+    returned = {id(result) for result in results}
+    return {
+        i: holds_state(args[path[0].idx])
+        for i, (path, value) in enumerate(before.items())
+        if (now := after.get(path, value)) is not value and id(now) not in returned
+    }
 
 
 def record(
@@ -211,7 +219,7 @@ class _Recorder:
             return function(*args, **kwargs)
         self.names.append(name_of(function))
         if in_manual_mesh():
-            raise Unplannable(_MANUAL)
+            raise Unplannable(MANUAL)
         with without_objects(function, args, kwargs) as pure:
             self.tracing = True
             try:
@@ -225,19 +233,19 @@ class _Recorder:
         """The outputs of a call, which is equations of ours in the jaxpr."""
         number, effects = len(self.calls), effects_of(call.jaxpr)
         if any(is_ordered(effect) for effect in effects):
-            raise Unplannable(_ORDERED)
+            raise Unplannable(ORDERED)
         self.calls.append(dataclasses.replace(call, inputs=()))
         results = [v.aval for v in _jax.open_jaxpr(call.jaxpr).outvars]
 
         @jax.custom_vjp
         def called(*inputs: Any) -> list[Any]:
-            return _bind_plain(inputs, results, effects, number=number)
+            return bind_plain(inputs, results, effects, number=number)
 
         def forward(*primals: Any) -> Any:
             active = tuple(i for i, p in enumerate(primals) if p.perturbed)
             values = [p.value for p in primals]
-            *out, mine = _bind_forward(
-                values, [*results, _TICKET], effects, number=number, active=active
+            *out, mine = bind_forward(
+                values, [*results, TICKET], effects, number=number, active=active
             )
             return out, (
                 mine,
@@ -250,7 +258,7 @@ class _Recorder:
             given = [None if _is_zero(ct) else ct for ct in cotangents]
             there = tuple(k for k, ct in enumerate(given) if ct is not None)
             types = [tangent_type(v) for v in values]
-            found = _bind_backward(
+            found = bind_backward(
                 [mine, *(given[k] for k in there)],
                 types,
                 (),
@@ -280,127 +288,3 @@ def _is_zero(cotangent: Any) -> bool:
     if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
         return True
     return _jax.aval_of(cotangent).dtype == jax.dtypes.float0
-
-
-class _PullBack:
-    """What stands for a ticket in a replay: the pull-back of a call."""
-
-    def __init__(self, outputs: Sequence[Any], floats: Sequence[int], pull: Any):
-        self._types = {k: _jax.aval_of(outputs[k]) for k in floats}
-        self._pull = pull
-
-    def __call__(self, given: Mapping[int, Any]) -> list[Any]:
-        """Cotangents of the active inputs, from those of some of the outputs."""
-        cotangents = [
-            given[k] if k in given else _zeros(aval) for k, aval in self._types.items()
-        ]
-        return list(self._pull(cotangents))
-
-
-def _zeros(aval: Any) -> Any:
-    sharding = _jax.explicit_sharding(aval)
-    return jax.numpy.zeros(aval.shape, aval.dtype, device=sharding)
-
-
-class _Replay:
-    """The evaluation of a recording, with its marked calls as `rewriter` decides."""
-
-    def __init__(self, calls: Sequence[Call], rewriter: Rewriter):
-        self.calls, self.rewriter = calls, rewriter
-
-    def run(self, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
-        """The results of `jaxpr`, which may have marked calls anywhere inside."""
-        out = evaluate(jaxpr, values, keep_checkpoint=_always, visit=self._visit)
-        # A ticket that nobody in here takes: whoever does is in another scope.
-        return [np.int32(0) if isinstance(v, _PullBack) else v for v in out]
-
-    def _visit(self, equation: Any, values: list[Any]) -> list[Any] | None:
-        name, params = equation.primitive.name, equation.params
-        if name in _OWN:
-            # The names of the derivative come from `jax.vjp` below, not twice.
-            where = _jax.source_of if name == _PLAIN else _jax.context_of
-            with where(equation):
-                return self._marked(name, params, values)
-        if not _holds_marks(equation):
-            if any(isinstance(v, _PullBack) for v in values):
-                raise Unplannable(_APART)
-            return bind(equation, values)
-        if name in _CALLS:
-            return None  # opened by `evaluate`: tickets pass
-        with _jax.source_of(equation):
-            if name in _DERIVATIVE_RULES:  # nothing differentiates it any more
-                inner = params.get("call_jaxpr", params.get("jaxpr"))
-                return evaluate(
-                    inner, values, keep_checkpoint=_always, visit=self._visit
-                )
-            values = [np.int32(0) if isinstance(v, _PullBack) else v for v in values]
-            if is_checkpoint(equation):
-                return _checkpoint(equation, values, self.run)
-            if is_control_flow(equation):
-                return rebuild(equation, values, self.run)
-        raise Unplannable(f"it is called inside of an operation of JAX's, {name}")
-
-    def _marked(
-        self, name: str, params: Mapping[str, Any], values: list[Any]
-    ) -> list[Any]:
-        if name == _BACKWARD:
-            ticket, *given = values
-            if not isinstance(ticket, _PullBack):
-                raise Unplannable(_APART)
-            return ticket(dict(zip(params["given"], given, strict=True)))
-        if any(isinstance(v, _PullBack) for v in values):
-            raise Unplannable(_APART)
-        call = self.calls[params["number"]]
-        if name == _PLAIN:
-            return self.rewriter.run(dataclasses.replace(call, inputs=tuple(values)))
-        active, floats = (
-            params["active"],
-            [k for k, aval in enumerate(params["results"][:-1]) if is_float(aval)],
-        )
-
-        def differentiated(*chosen: Any) -> tuple[list[Any], list[Any]]:
-            inputs = list(values)
-            for i, value in zip(active, chosen, strict=True):
-                inputs[i] = value
-            out = self.rewriter.run(dataclasses.replace(call, inputs=tuple(inputs)))
-            return [out[k] for k in floats], out
-
-        chosen = [values[i] for i in active]
-        made, pull, out = jax.vjp(differentiated, *chosen, has_aux=True)
-        for k, value in zip(floats, made, strict=True):
-            out[k] = value
-        return [*out, _PullBack(out, floats, pull)]
-
-
-def _always(_: Any) -> bool:
-    return True
-
-
-def _as_is(equation: Any, values: list[Any]) -> list[Any]:
-    return bind(equation, values)
-
-
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
-_DERIVATIVE_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
-
-
-def _holds_marks(equation: Any) -> bool:
-    """Whether a marked call is in one of the jaxprs of an equation."""
-    for parameter in equation.params.values():
-        parts = parameter if isinstance(parameter, tuple | list) else (parameter,)
-        for part in parts:
-            opened = _jax.open_jaxpr(part)
-            for inner in getattr(opened, "eqns", ()):
-                if inner.primitive.name in _OWN or _holds_marks(inner):
-                    return True
-    return False
-
-
-def _checkpoint(equation: Any, values: Sequence[Any], run: Run) -> list[Any]:
-    params = equation.params
-    inner = jax.checkpoint(
-        lambda *inputs: run(params["jaxpr"], inputs),
-        prevent_cse=params["prevent_cse"],
-        policy=params["policy"],
-    )
-    return inner(*values)

@@ -5,7 +5,6 @@ that stores everything the backward passes read, and writes down every stack tha
 meets with its linearized body. The roles come from the same trace (`_roles`).
 """
 
-import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,17 +12,17 @@ from typing import Any
 import jax
 
 from .. import _jax
-from .._errors import ArgumentError, StepError, StowaxError
+from .._errors import ArgumentError, StowaxError
 from .._jaxprs._jaxpr import spec_of, trace
 from .._layers._boundary import Emission
 from .._layers._linearize import Linearized, LinearizedBody
 from .._layers._pipeline import Stack
 from .._layers._rewrite import Options, Rewriter
 from .._records._stages import Role
+from ._checks import check_traced
+from ._donation import find_donated
 from ._recording import Recording, as_written, record, why_not
 from ._roles import find_roles, observe
-
-_STATE: frozenset[Role] = frozenset({"parameter", "optimizer state"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,9 @@ class TracedStack:
 class Step:
     """A training step as stowax sees it.
 
-    `donate` are the positions of the arguments whose every array is state and comes
-    back with the same type: what a training loop replaces by the step's own result.
+    `donate` are the positions of the arguments with state of which every array comes
+    back: what a training loop replaces by the step's own result. `lost` names, for
+    other arguments with state, an array that does not (`_donation`).
     `updates` says of each array of the state which output takes its place (both flat
     positions); parameters without one are read only. `differentiated` are the
     parameters that have gradients.
@@ -65,6 +65,7 @@ class Step:
     arguments: tuple[Argument, ...]
     stacks: Mapping[str, TracedStack]
     donate: tuple[int, ...]
+    lost: Mapping[int, str]
     updates: Mapping[int, int]
     differentiated: frozenset[int]
     boundary: Mapping[str, Emission]
@@ -190,10 +191,13 @@ def _read(
     )
     positions = [path[0].idx for path, _ in leaves]
     found_roles = find_roles(jaxpr, positions, boundary)
-    _check_traced(jaxpr, recording, found_roles.differentiated is not None)
     arguments = tuple(
         Argument(path=_path(path), position=path[0].idx, spec=spec, role=role)
         for (path, _), spec, role in zip(leaves, specs, found_roles.roles, strict=True)
+    )
+    check_traced(jaxpr, recording, arguments, found_roles)
+    donated, lost = find_donated(
+        arguments, jaxpr, recording.outputs, found_roles.updates
     )
     return Step(
         name=recording.name,
@@ -203,7 +207,8 @@ def _read(
             name: TracedStack(stack=stack, body=body)
             for name, (stack, body) in found.items()
         },
-        donate=_donatable(arguments, jaxpr, found_roles.updates),
+        donate=donated,
+        lost=lost,
         updates=found_roles.updates,
         differentiated=found_roles.differentiated or frozenset(),
         boundary=boundary,
@@ -223,73 +228,13 @@ def _unread(recording: Recording, leaves: Sequence[Any], specs: Sequence[Any]) -
         ),
         stacks={},
         donate=(),
+        lost={},
         updates={},
         differentiated=frozenset(),
         boundary={},
         jaxpr=recording.jaxpr,
         linearized={},
     )
-
-
-def _check_traced(jaxpr: Any, recording: Recording, differentiated: bool) -> None:
-    """Refuses a step in which there is nothing to plan."""
-    if not recording.names:
-        raise StepError(
-            "step: no function marked with @stowax.stow was called. Write @stowax.stow "
-            "above the function that jax.value_and_grad or jax.grad is applied to."
-        )
-    if not _jax.open_jaxpr(jaxpr).outvars:
-        raise StepError(
-            "step: it returns no array, so nothing that it computes is used. Return "
-            "the new state and the loss."
-        )
-    if _backward_is_dead(jaxpr):
-        raise StepError(
-            "step: its gradients reach none of its outputs, so the compiler would "
-            "leave out the backward pass, and nothing would be learned. Return the new "
-            "parameters and optimizer state. A model that is updated in place inside "
-            "(an nnx.Module, say) is not returned: split it into arrays before the "
-            "step (nnx.split), merge it inside, and return the new arrays."
-        )
-    if not differentiated:
-        names = ", ".join(sorted(recording.names))
-        raise StepError(
-            f"step: {names} is marked with @stowax.stow, but nothing differentiates "
-            "it. Move the mark to the function that jax.value_and_grad or jax.grad is "
-            "applied to."
-        )
-
-
-def _backward_is_dead(jaxpr: Any) -> bool:
-    """Whether there is a backward pass, and no output needs any of it.
-
-    JAX writes `transpose(` into the name stack of what a backward pass does.
-    """
-    opened = _jax.open_jaxpr(jaxpr)
-    needed = {v for v in opened.outvars if not isinstance(v, _jax.Literal)}
-    found = False
-    for equation in reversed(opened.eqns):
-        backward = _is_backward(equation)
-        if _jax.has_effects(equation) or not needed.isdisjoint(equation.outvars):
-            if backward:
-                return False
-            inputs = (v for v in equation.invars if not isinstance(v, _jax.Literal))
-            needed.update(inputs)
-        found |= backward
-    return found
-
-
-def _is_backward(equation: Any) -> bool:
-    """Whether an equation, or one inside of it (a loop over microbatches), is one."""
-    if "transpose(" in _jax.name_stack(equation):
-        return True
-    inner = [x for p in equation.params.values() for x in (p if _many(p) else (p,))]
-    jaxprs = [_jax.open_jaxpr(x) for x in inner if hasattr(x, "eqns")]
-    return any(_is_backward(e) for jaxpr in jaxprs for e in jaxpr.eqns)
-
-
-def _many(parameter: Any) -> bool:
-    return isinstance(parameter, tuple | list)
 
 
 def check_step(step: Any) -> None:
@@ -329,7 +274,7 @@ def check_leaf(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     )
     return jax.ShapeDtypeStruct(
         leaf.shape,
-        leaf.dtype,
+        _jax.dtype_in_jit(leaf.dtype),
         sharding=sharding if committed else None,
         weak_type=getattr(leaf, "weak_type", False),
     )
@@ -338,31 +283,3 @@ def check_leaf(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
 def _path(path: Sequence[Any]) -> str:
     first, *rest = path
     return f"args[{first.idx}]{jax.tree_util.keystr(tuple(rest))}"
-
-
-def _donatable(
-    arguments: Sequence[Argument], jaxpr: Any, updates: Mapping[int, int]
-) -> tuple[int, ...]:
-    """Arguments made of state that all comes back, each array to a type of its own.
-
-    A parameter comes back only if an output takes its place: of a gradient, which has
-    its type, a caller still needs the parameter.
-    """
-
-    def kind(value: Any) -> tuple[tuple[int, ...], str]:
-        return tuple(value.shape), str(value.dtype)
-
-    out = [v.aval for v in _jax.open_jaxpr(jaxpr).outvars]
-    taken = {*updates.values()}
-    returned = collections.Counter(kind(a) for k, a in enumerate(out) if k not in taken)
-    chosen = []
-    for position in sorted({a.position for a in arguments}):
-        own = [(i, a) for i, a in enumerate(arguments) if a.position == position]
-        roles = {a.role for _, a in own}
-        left = [a for i, a in own if i not in updates]
-        wanted = collections.Counter(kind(a.spec) for a in left)
-        lost = "batch" in roles or "parameter" in {a.role for a in left}
-        if not _STATE.isdisjoint(roles) and not lost and wanted <= returned:
-            returned -= wanted
-            chosen.append(position)
-    return tuple(chosen)

@@ -7,6 +7,7 @@ recording is replayed with marked functions going through a `Rewriter`.
 
 import dataclasses
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import jax
 
 from .. import _jax
-from .._errors import PlanMismatchError
+from .._errors import ArgumentError, PlanMismatchError
+from .._jaxprs._canonical import outline
 from .._layers._boundary import Emission
 from .._layers._linearize import Linearized, LinearizedBody
 from .._layers._pipeline import Stack, Stored
@@ -34,11 +36,13 @@ from .._step._trace import available, check_step
 class StackPlan:
     """What one stack stores: value number → how (`_pipeline.Stored`).
 
-    `fingerprint` is the digest of the body that the numbers belong to.
+    `fingerprint` is the digest of the body that the numbers belong to, `outline` the
+    body's operations, to say what is another one.
     """
 
     fingerprint: str
     stored: Stored
+    outline: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +93,7 @@ def apply_decisions(
         plan = stacks.get(stack.name)
         fingerprint = body.forward.fingerprint
         if plan is None or plan.fingerprint != fingerprint:
-            known = ", ".join(f"{name} ({p.fingerprint})" for name, p in stacks.items())
-            raise PlanMismatchError(
-                f"step: its repeated body {stack.name} ({fingerprint}, {stack.count} "
-                f"times, at {stack.source}) is not in the plan, which has {known}. The "
-                "plan was made for another step, other argument shapes or dtypes, or "
-                "another version of JAX: call stowax.plan again."
-            )
+            raise PlanMismatchError(_differs(stack, body, stacks))
         check_stored(stack, body, plan.stored)
         unused.discard(stack.name)
         return plan.stored
@@ -116,7 +114,7 @@ def apply_decisions(
             raise PlanMismatchError(
                 f"step: it has no repeated body {', '.join(sorted(unused))}, which the "
                 f"plan decides on.{left} Apply the plan to the step that it was made "
-                "for, with the same function marked, or call stowax.plan again."
+                "for, with the same function marked."
             )
         return jax.tree.unflatten(recording.outputs, out)
 
@@ -128,6 +126,33 @@ def apply_decisions(
     if not plan.hosted.orders:
         return jit(whole)
     return OrderedStep(whole, plan.hosted.orders, plan.hosted.updates, jit)
+
+
+def _differs(
+    stack: Stack, body: LinearizedBody, planned: Mapping[str, StackPlan]
+) -> str:
+    """In what a repeated body differs from the planned ones, the likeliest of them."""
+    mine = outline(body.forward.jaxpr)
+
+    def alike(plan: StackPlan) -> int:
+        pairs = zip(mine, plan.outline, strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda p: p[0] == p[1], pairs))
+
+    text = (
+        f"step: the body that repeats {stack.count} times at {stack.source} is not one "
+        "that the plan was made for. "
+    )
+    if planned:
+        nearest = max(planned.values(), key=alike)
+        at, nothing = alike(nearest), ["nothing"]
+        text += (
+            f"Its operation {at} is {(mine[at:] or nothing)[0]!r}, and the plan has "
+            f"{([*nearest.outline][at:] or nothing)[0]!r} there. "
+        )
+    return (
+        f"{text}Apply the plan to the step that it was made for, with arguments of the "
+        "same types and the same version of JAX."
+    )
 
 
 def _recorded(
@@ -161,11 +186,30 @@ def _checking(
 
     @functools.wraps(step)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs:
-            check_arguments(args, arguments)
-        return step(*args, **kwargs)
+        if kwargs:
+            args = _in_order(step, args, kwargs)
+        check_arguments(args, arguments)
+        return step(*args)
 
     return checked
+
+
+def _in_order(
+    step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """A call's arguments by position, as the step was planned with.
+
+    **Raises:** `ArgumentError` for one that can only be given by its name.
+    """
+    bound = inspect.signature(step).bind(*args, **kwargs)
+    if bound.kwargs:
+        name = next(iter(bound.kwargs))
+        raise ArgumentError(
+            name,
+            "an argument by its name, and the plan was made for arguments by position",
+            f"Plan functools.partial(step, {name}=...), with {name} fixed.",
+        )
+    return bound.args
 
 
 def check_arguments(args: Sequence[Any], expected: Sequence[ArgumentRecord]) -> None:
@@ -176,7 +220,7 @@ def check_arguments(args: Sequence[Any], expected: Sequence[ArgumentRecord]) -> 
         if found is None:
             raise PlanMismatchError(
                 f"step: {record.path} is missing: the plan was made for {wanted} "
-                "there. Call it as it was planned, or call stowax.plan again."
+                "there. Call it as it was planned; other arguments take another plan."
             )
         path, leaf = found
         aval = _jax.aval_of(leaf)
@@ -186,7 +230,7 @@ def check_arguments(args: Sequence[Any], expected: Sequence[ArgumentRecord]) -> 
             made_for = f"{wanted} ({record.path})" if record else "nothing there"
             raise PlanMismatchError(
                 f"step: {name} is {got}, and the plan was made for {made_for}. Call it "
-                "as it was planned, or call stowax.plan again."
+                "as it was planned; other types take another plan."
             )
 
 

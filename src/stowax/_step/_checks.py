@@ -1,0 +1,108 @@
+"""Steps that are refused before anything is planned: nothing would come of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _jax
+from .._errors import StepError
+from ._lineage import dead_updates
+from ._recording import Recording
+from ._roles import Roles
+
+_RETURN = (
+    "Return the new parameters and optimizer state. A model that is updated in place "
+    "inside (an nnx.Module, say) is not returned: split it into arrays before the step "
+    "(nnx.split), merge it inside, and return the new arrays."
+)
+_STATE = frozenset({"parameter", "optimizer state"})
+
+
+def check_traced(
+    jaxpr: Any, recording: Recording, arguments: Sequence[Any], roles: Roles
+) -> None:
+    """Refuses a step in which there is nothing to plan, or that would learn nothing.
+
+    **Arguments:** `jaxpr` is the step's as it is planned, `arguments` are flat.
+
+    **Raises:** `StepError`.
+    """
+    if not recording.names:
+        raise StepError(
+            "step: no function marked with @stowax.stow was called. Write @stowax.stow "
+            "above the function that jax.value_and_grad or jax.grad is applied to."
+        )
+    if not _jax.open_jaxpr(jaxpr).outvars:
+        raise StepError(
+            "step: it returns no array, so nothing that it computes is used. Return "
+            "the new state and the loss."
+        )
+    if changed := _lost_changes(recording, arguments):
+        raise StepError(
+            f"step: it changes {changed} in place and does not return it, and under "
+            f"jax.jit such a change is lost. {_RETURN}"
+        )
+    if _backward_is_dead(jaxpr):
+        raise StepError(
+            "step: its gradients reach none of its outputs, so the compiler would "
+            f"leave out the backward pass, and nothing would be learned. {_RETURN}"
+        )
+    if roles.differentiated and _update_is_dead(jaxpr, roles):
+        raise StepError(
+            "step: it computes new parameters, and none of its outputs is made of "
+            f"them, so nothing would be learned. {_RETURN}"
+        )
+    if roles.differentiated is None:
+        names = ", ".join(sorted(recording.names))
+        raise StepError(
+            f"step: {names} is marked with @stowax.stow, but nothing differentiates "
+            "it. Move the mark to the function that jax.value_and_grad or jax.grad is "
+            "applied to."
+        )
+
+
+def _backward_is_dead(jaxpr: Any) -> bool:
+    """Whether there is a backward pass, and no output needs any of it.
+
+    JAX writes `transpose(` into the name stack of what a backward pass does.
+    """
+    opened = _jax.open_jaxpr(jaxpr)
+    needed = {v for v in opened.outvars if not isinstance(v, _jax.Literal)}
+    found = False
+    for equation in reversed(opened.eqns):
+        backward = _is_backward(equation)
+        if _jax.has_effects(equation) or not needed.isdisjoint(equation.outvars):
+            if backward:
+                return False
+            inputs = (v for v in equation.invars if not isinstance(v, _jax.Literal))
+            needed.update(inputs)
+        found |= backward
+    return found
+
+
+def _is_backward(equation: Any) -> bool:
+    """Whether an equation, or one inside of it (a loop over microbatches), is one."""
+    if "transpose(" in _jax.name_stack(equation):
+        return True
+    inner = [x for p in equation.params.values() for x in (p if _many(p) else (p,))]
+    jaxprs = [_jax.open_jaxpr(x) for x in inner if hasattr(x, "eqns")]
+    return any(_is_backward(e) for jaxpr in jaxprs for e in jaxpr.eqns)
+
+
+def _many(parameter: Any) -> bool:
+    return isinstance(parameter, tuple | list)
+
+
+def _lost_changes(recording: Recording, arguments: Sequence[Any]) -> str | None:
+    """The path of state that the step changes in place and does not return."""
+    for i, whole in recording.changed.items():
+        if whole or arguments[i].role in _STATE:
+            return arguments[i].path
+    return None
+
+
+def _update_is_dead(jaxpr: Any, roles: Roles) -> bool:
+    """Whether no output takes a parameter's place, and something that could is lost."""
+    trained = roles.differentiated or frozenset()
+    if not trained.isdisjoint(roles.updates):
+        return False
+    return dead_updates(jaxpr, trained)

@@ -1,0 +1,86 @@
+"""Which arguments of a step a training loop gives away: their buffers are donated.
+
+`jax.jit` donates an argument whole, so all of it has to come back. An array comes back
+if an output takes its place (`_roles`), or if the step returns an array of its type at
+the same place of its tree: a PRNG key, a counter, statistics of a `BatchNorm` in the
+state. State of which nothing is known but its type comes back if outputs of that type
+are left over.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from .. import _jax
+from .._records._stages import Role
+
+_STATE: frozenset[Role] = frozenset({"parameter", "optimizer state"})
+Kind = tuple[tuple[int, ...], str]
+
+
+def find_donated(
+    arguments: Sequence[Any], jaxpr: Any, outputs: Any, updates: Mapping[int, int]
+) -> tuple[tuple[int, ...], dict[int, str]]:
+    """Arguments that hold state and come back whole, by position.
+
+    **Arguments:** `arguments` are the step's, flat (`_trace.Argument`), `outputs` is
+    the tree of its results, `updates` has the outputs that take an argument's place. A
+    parameter without one does not come back: of its gradient, which has its type, a
+    caller still needs it.
+
+    **Returns:** the positions, and for arguments with state that do not come back whole
+    what of them is lost.
+    """
+    free = _Free(jaxpr, outputs, updates)
+    donated, lost = [], {}
+    for position in sorted({a.position for a in arguments}):
+        own = [(i, a) for i, a in enumerate(arguments) if a.position == position]
+        if _STATE.isdisjoint(a.role for _, a in own):
+            continue
+        missing = free.take([(a.path, a) for i, a in own if i not in updates])
+        if missing is None:
+            donated.append(position)
+        else:
+            lost[position] = missing
+    return tuple(donated), lost
+
+
+class _Free:
+    """Outputs that take nobody's place yet."""
+
+    def __init__(self, jaxpr: Any, outputs: Any, updates: Mapping[int, int]):
+        taken = {*updates.values()}
+        avals = [v.aval for v in _jax.open_jaxpr(jaxpr).outvars]
+        numbers = jax.tree.unflatten(outputs, range(outputs.num_leaves))
+        self.places: dict[str, Kind] = {}
+        for path, k in jax.tree.leaves_with_path(numbers):
+            if k not in taken:
+                for depth in (0, 1):  # the results may be one tree, or several
+                    place = jax.tree_util.keystr(tuple(path[depth:]))
+                    self.places.setdefault(place, _kind(avals[k]))
+        self.types = collections.Counter(
+            _kind(a) for k, a in enumerate(avals) if k not in taken
+        )
+
+    def take(self, wanted: Sequence[tuple[str, Any]]) -> str | None:
+        """Takes an output for each array; if one has none, its path, and takes none."""
+        types = collections.Counter[Kind]()
+        for path, argument in wanted:
+            kind = _kind(argument.spec)
+            place = path[path.index("]") + 1 :]
+            if place and self.places.get(place) == kind:
+                types[kind] += 1
+            elif argument.role in ("batch", "parameter"):
+                return path
+            else:
+                types[kind] += 1
+            if types[kind] > self.types[kind]:
+                return path
+        self.types -= types
+        return None
+
+
+def _kind(value: Any) -> Kind:
+    return tuple(value.shape), str(value.dtype)

@@ -112,7 +112,7 @@ def test_schedules_without_the_rules_are_wrong_and_not_proven(recipe, monkeypatc
     unproven = prove(step.found)
     assert any("reads its old value" in one.reason for one in unproven)
     args = (), arrays(2, 0), arrays(2, 1)
-    with pytest.raises(InternalError, match="flat argument [01]: .* its old value"):
+    with pytest.raises(InternalError, match=r"flat argument [01]: .* its old value"):
         step.run(*args)
     # That is what the proof stands in the way of.
     monkeypatch.setattr(_run, "prove", lambda streamed, on_host: [])

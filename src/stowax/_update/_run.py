@@ -306,8 +306,10 @@ class _Loop:
                 for number, atom in zip(node.inputs, node.equation.invars, strict=True)
             ]
             if node.equation.primitive.name == "broadcast_in_dim":
-                axes = range(operands[0].ndim)
-                out = [jax.lax.broadcast_in_dim(operands[0], group.cut.piece, axes)]
+                # A literal is a number of Python's; the equation says of which type.
+                small = jnp.asarray(operands[0], node.equation.outvars[0].aval.dtype)
+                axes = range(small.ndim)
+                out = [jax.lax.broadcast_in_dim(small, group.cut.piece, axes)]
             elif node.equation.primitive.name == "sharding_constraint":
                 out = operands
             else:

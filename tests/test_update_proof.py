@@ -345,6 +345,19 @@ def test_a_leaf_that_goes_whole_gives_the_same_numbers(monkeypatch, leaf):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+def test_what_names_no_leaf_keeps_all_of_them(monkeypatch):
+    def suspicious(streamed: Streamed) -> list[Unproven]:
+        found = Unproven(leaf=None, reason="it is a test's")
+        return [found] if streamed.host_inputs else prove(streamed)
+
+    monkeypatch.setattr(_find, "prove", suspicious)
+    arrays = [jnp.ones(SHAPE)] * 5
+    found = streamed_step(step, arrays[0], tuple(arrays[1:4]), arrays[4])
+    assert {(leaf.way, leaf.reason) for leaf in found.leaves} == {
+        ("device", "it is a test's")
+    }
+
+
 def test_what_cannot_be_proven_at_all_is_an_error(monkeypatch):
     never = [Unproven(leaf=MOMENT, reason="it is a test's")]
     monkeypatch.setattr(_find, "prove", lambda streamed: never)

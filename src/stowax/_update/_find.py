@@ -77,7 +77,7 @@ def stream_update(
         unproven = prove(found)
         if not unproven:
             return found
-        held = held.further(unproven)
+        held = held.further(unproven, found.host_inputs)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +96,16 @@ class Held:
         """The same, with these leaves' gradients on the device, too."""
         return dataclasses.replace(self, gradients=self.gradients.union(leaves))
 
-    def further(self, unproven: Sequence[Unproven]) -> "Held":
+    def further(self, unproven: Sequence[Unproven], hosted: Sequence[int]) -> "Held":
         """Each leaf of which something is unproven one step nearer to the device.
+
+        Where that names none that could go, all that are `hosted` do.
 
         **Raises:** `InternalError` where no leaf is left that could stay.
         """
         why = {one.leaf: one.reason for one in reversed(unproven)}
-        new = {i: r for i, r in why.items() if i is not None and i not in self.device}
+        new = {i: why[i] for i in hosted if i in why}
+        new = new or dict.fromkeys(hosted, unproven[0].reason)
         if not new:
             raise not_proven(unproven)
         staying = {i: r for i, r in new.items() if i in self.whole}

@@ -170,6 +170,32 @@ def test_eight_bit_state_with_a_scale_per_row():
     assert found.groups[0].spread  # the scales are cut along
 
 
+def test_a_vector_for_the_rows_of_a_square_leaf():
+    """It is made before the loop: in there it would be taken for one of columns."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    params, batch = jax.random.normal(keys[0], (64, 64)), jnp.ones((4, 64))
+    state = jax.random.normal(keys[1], (64, 64)), jax.random.normal(keys[2], (64,))
+
+    def step(params, state, batch):
+        moment, rate = state
+        moment = moment * jnp.exp(rate) + params
+        return params - 1e-2 * moment * jnp.tanh(rate), (moment, rate)
+
+    found = check(step, state, params, batch, steps=1)
+    assert found.groups[0].spread
+
+
+def test_a_choice_between_numbers():
+    """They are literals of the program, spread out in the loop."""
+    params, batch = weights()["matrix"], jnp.ones((4, 64))
+
+    def step(params, state, batch):
+        rate = jnp.where(jnp.sign(state) == jnp.sign(params), 1.25, 0.5)
+        return params - 1e-2 * state * rate, state * rate
+
+    check(step, weights()["matrix"] + 0.5, params, batch)
+
+
 def test_parameter_used_twice():
     optimizer = optax.adam(1e-2)
     params, batch = {"tied": weights()["matrix"]}, jnp.ones((4, 64))

@@ -53,6 +53,10 @@ class OutOfMemoryCompileError(CompileError):
         super().__init__(message)
 
 
+class InternalError(StowaxError, RuntimeError):
+    """A mistake of stowax's own, found before it could change a number."""
+
+
 class TraceError(StowaxError, RuntimeError):
     """A profiler's trace that does not hold what was to be read from it."""
 

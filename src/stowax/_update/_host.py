@@ -140,7 +140,8 @@ def _result(group: Group, node: Node, values: list[Any]) -> list[Any]:
     if order is None or node.equation.primitive.name != "broadcast_in_dim":
         return bind(node.equation, values)
     # Nothing but single numbers is spread out in such a group.
-    return [jax.lax.broadcast(values[0], lying(params["shape"], order))]
+    number = jnp.asarray(values[0], node.equation.outvars[0].aval.dtype)
+    return [jax.lax.broadcast(number, lying(params["shape"], order))]
 
 
 def runs_on_host(group: Group, leaves: Collection[int]) -> bool:

@@ -10,28 +10,25 @@ from collections.abc import Collection, Mapping, Sequence
 from .._cost._record import bytes_of
 from .._jaxprs._jaxpr import Program
 from ._feed import view_of
-from ._kinds import elementwise, inputs_of, shape_of
+from ._kinds import elementwise, inputs_of, shape_of, worked_shape
+from ._levels import Levels
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lead:
     """What has to be known of a program to find the lead to a loop.
 
-    `member` has the nodes that are in loops, with the level of theirs, `level` that of
-    every value; `on_device` are outputs of the step, `hosted` gradients in host memory.
-    `written` has, for each leaf, the level of the loop that writes over it.
+    `on_device` are outputs of the step, `hosted` gradients in host memory.
     """
 
     program: Program
     users: Mapping[int, Sequence[int]]
-    member: Mapping[int, int]
-    level: Sequence[int]
+    levels: Levels
     on_device: Collection[int]
     hosted: Collection[int]
-    written: Mapping[int, int]
 
-    def extended(self, part: Sequence[int]) -> list[int]:
-        """`part` and what leads up to it and had better run on blocks, too.
+    def extended(self, part: Sequence[int], level: int) -> list[int]:
+        """`part`, of that level, and what leads up to it and had better run on blocks.
 
         A whole array is saved wherever its maker can run inside, on arrays that are
         there anyway (those of the loop, and inputs of the step), or on one in its
@@ -39,10 +36,14 @@ class Lead:
         that needs no other array.
         """
         mine = set(part)
+        shape = worked_shape(self.program, self.program.nodes[part[0]])
         while True:
             inputs = set(inputs_of(self.program, sorted(mine)))
             for number in sorted(inputs, reverse=True):
-                lead = self._lead_to(number, mine, inputs, self.member[part[0]])
+                # Smaller arrays are broadcast in the loop, and made before it.
+                if shape_of(self.program, number) != shape:
+                    continue
+                lead = self._lead_to(number, mine, inputs, level)
                 if lead:
                     mine |= lead
                     break
@@ -55,18 +56,21 @@ class Lead:
         What it is made of has to be there still: leaves that no loop before that wrote
         over, gradients, what is on the device. Then nothing waits between two loops.
         """
-        if self.member[position] >= level:
+        member, written = self.levels.member, self.levels.written
+        if member[position] >= level:
             return False
         for number in self.program.nodes[position].inputs:
             if number is None or number in self.hosted:
                 continue
-            if number in self.written:
-                if self.written[number] < level:
+            if number in written:
+                if written[number] < level:
                     return False
                 continue
             maker = self.program.maker.get(number)
-            if maker is None or maker not in self.member:
+            if maker is None or maker not in member:
                 continue
+            if shape_of(self.program, number) == ():
+                continue  # a total stays
             if not self._again(maker, level):
                 return False
         return True
@@ -76,22 +80,23 @@ class Lead:
     ) -> set[int]:
         """Nodes that make `number` and may as well run inside; none if that costs."""
         shape, maker = shape_of(self.program, number), self.program.maker
+        member, values = self.levels.member, self.levels.value
 
         def inside(value: int) -> bool:
             position = maker.get(value)
             return (
                 position is not None
                 and value not in self.hosted
-                and (position not in self.member or self._again(position, level))
+                and (position not in member or self._again(position, level))
                 and shape_of(self.program, value) == shape
-                and self.level[value] <= level
+                and values[value] <= level
                 and elementwise(self.program, self.program.nodes[position])
             )
 
         def alone(value: int, nodes: set[int]) -> bool:
             return nodes.issuperset(self.users[value]) and value not in self.on_device
 
-        if shape == () or not inside(number):
+        if not inside(number):
             return set()
         lead = {maker[number]}
         while True:
@@ -99,7 +104,7 @@ class Lead:
             more = {
                 v
                 for v in read
-                if inside(v) and (maker[v] in self.member or alone(v, mine | lead))
+                if inside(v) and (maker[v] in member or alone(v, mine | lead))
             }
             if not more:
                 break

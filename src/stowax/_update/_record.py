@@ -1,10 +1,9 @@
 """What `_find` finds and `_run` runs: groups of equations, in order.
 
-Pure data, with the functions that put it in order and say what becomes of each leaf.
+Pure data, with the functions that say what becomes of each leaf.
 """
 
 import dataclasses
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -94,11 +93,17 @@ class Group:
 
 
 def copying(
-    cut: Cut, leaf: int, made: Any = None, *, made_on_host: bool = False
+    cut: Cut,
+    leaf: int,
+    made: int | None = None,
+    *,
+    made_on_host: bool = False,
+    gradient: HostValue | None = None,
 ) -> Group:
     """A loop that fetches a leaf, or writes `made` to the leaf's host buffer.
 
-    `made` may be another leaf: then the loop fetches and writes.
+    `made` may be another leaf, or a `gradient` in host memory: then the loop fetches
+    and writes.
     """
     fetched = leaf if made is None else made
     return Group(
@@ -110,6 +115,7 @@ def copying(
         spread=(),
         others=(),
         gives=((leaf, None),) if made is None else (),
+        gradients=() if gradient is None else (gradient,),
     )
 
 
@@ -160,52 +166,6 @@ def cut_in_several_ways(groups: Sequence[Group]) -> set[int]:
     return {i for made, found in ways.items() if len(found) > 1 for i in leaves[made]}
 
 
-def in_order(
-    program: Program, plain: Sequence[int], groups: Sequence[Group]
-) -> list[int | Group]:
-    """`plain` nodes and `groups` in an order in which they can run.
-
-    What can run outside of loops runs first: so a leaf that is on the device as a whole
-    is worked on and written back before the next one is fetched. Of the loops that are
-    ready, those run first that give nothing to the device, then those whose inputs were
-    all made first: of an unrolled model, those of the last layer's gradients.
-    """
-    maker = {o: p for p in plain for o in program.nodes[p].outputs}
-    given = {n: -1 - k for k, group in enumerate(groups) for n, _ in group.gives}
-    given |= {n: -1 - k for k, group in enumerate(groups) for n in group.totals}
-    maker.update(given)  # a group is a negative number: -1 is the first
-    waiting: dict[int, set[int]] = {}
-    followers: dict[int, list[int]] = {}
-    for item in (*plain, *(-1 - k for k in range(len(groups)))):
-        if item >= 0:
-            read = program.nodes[item].inputs
-        else:
-            read = groups[-1 - item].needs
-        needs = {maker[i] for i in read if i in maker} - {item}
-        waiting[item] = needs
-        for need in needs:
-            followers.setdefault(need, []).append(item)
-
-    def rank(item: int) -> tuple[int, int, int]:
-        if item >= 0:
-            return (0, item, 0)
-        group = groups[-1 - item]
-        ready = max((maker.get(i, -1) for i in group.needs), default=-1)
-        return (1, max(ready, -1), -item) if group.gives else (1, -2, -item)
-
-    ready = [(rank(item), item) for item, needs in waiting.items() if not needs]
-    heapq.heapify(ready)
-    order: list[int | Group] = []
-    while ready:
-        _, item = heapq.heappop(ready)
-        order.append(item if item >= 0 else groups[-1 - item])
-        for follower in followers.get(item, ()):
-            waiting[follower].discard(item)
-            if not waiting[follower]:
-                heapq.heappush(ready, (rank(follower), follower))
-    return order
-
-
 def report(
     program: Program,
     leaf: int,
@@ -213,15 +173,19 @@ def report(
     cut: Cut | str,
     groups: Sequence[Group],
     outside: Sequence[int],
+    why: str = "",
 ) -> Leaf:
-    """What became of a leaf; `outside` are nodes that work on it outside of loops."""
+    """What became of a leaf; `outside` are nodes that work on it outside of loops.
+
+    `why` says what kept it from being streamed, if something did.
+    """
     aval = program.avals[leaf]
     way, reason, block = "device", str(cut), None
     if isinstance(cut, Cut):
         mine = [g for g in groups if leaf in (*g.reads, *(i for _, i in g.writes))]
         block = mine[0].cut.block if mine else cut.block
         way, reason = "streamed", ""
-        if any(not group.nodes for group in mine):
+        if any(not g.nodes and (g.gives or g.sliced) for g in mine):
             way = "whole"
             reason = "it is returned on the device, or something takes its place"
             for position in outside[:1]:
@@ -229,6 +193,8 @@ def report(
                 where = _jax.source_line(equation)
                 at = f" ({where[0]}:{where[1]})" if where else ""
                 reason = f"{equation.primitive.name}{at} works on it as a whole"
+        if way == "whole" and why:
+            reason = why
     return Leaf(
         input=leaf,
         output=output,

@@ -29,14 +29,23 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._jaxprs._jaxpr import Node, Program, bind
-from .._layers._axis_order import as_it_is_typed, as_it_lies, inverse, lying
+from .._layers._axis_order import as_it_is_typed, as_it_lies, lying
 from .._layers._boundary import Emission
 from .._layers._host_layers import can_order, not_positive
 from .._layers._host_slots import empty_array, to_device, to_host
-from ._blocks import Cut
 from ._fed import operands, run_fed
 from ._feed import HostValue
 from ._host import run_on_host, runs_on_host
+from ._pieces import (
+    as_typed,
+    block_of,
+    cut_out,
+    put_in,
+    starts_in_rows,
+    typed_starts,
+    view_starts,
+)
+from ._proof import not_proven, prove
 from ._record import Group, Streamed
 from ._totals import first_total, last_total, next_total
 
@@ -71,7 +80,11 @@ def run_streamed(
     write gradients (`_passes.HostPlan`; what is best for the compiler comes first).
     `on_host` are the inputs that the host's processor updates, where the device has no
     part in it.
+
+    **Raises:** `InternalError` for a schedule that is not proven (`_proof`).
     """
+    if unproven := prove(streamed, on_host):
+        raise not_proven(unproven)
     program, orders = streamed.program, streamed.orders
     args = [as_it_lies(a, orders.get(i)) for i, a in enumerate(args)]
     host = {i: args[i] for i in streamed.host_outputs.values()}
@@ -204,10 +217,13 @@ class _Loop:
         buffers, totals, cut = dict(buffers), dict(totals), self.group.cut
         i = jnp.int32(i)
         now = jnp.minimum(i, cut.count - 1)
-        here, typed = _starts(cut, now), _typed_starts(cut, now)
+        here, typed = starts_in_rows(cut, now), typed_starts(cut, now)
         # Two ways to the same place: were the index of the first write the other
         # writes' too, a GPU's compiler would compute both at once, after the fetch.
-        first, before = _starts(cut, previous), _starts(cut, jnp.maximum(i - 1, 0))
+        first, before = (
+            starts_in_rows(cut, previous),
+            starts_in_rows(cut, jnp.maximum(i - 1, 0)),
+        )
         fetched = {}
         for leaf in sorted(buffers, key=lambda leaf: leaf != self.first):
             block = waiting.get(leaf)
@@ -226,11 +242,11 @@ class _Loop:
         # beside it would be a second array.
         places = {place: number for number, place in self.group.gives}
         sliced = {
-            i: _block(cut, results.get(places.get(i), array), typed)
+            i: block_of(cut, results.get(places.get(i), array), typed)
             for i, array in self.sliced.items()
         }
         parts = {
-            v.number: _block(cut, whole, typed, v.index)
+            v.number: block_of(cut, whole, typed, v.index)
             for v, whole in self.views.items()
         }
         for value in self.group.gradients:
@@ -243,10 +259,10 @@ class _Loop:
         written = {}
         for number, place in self.group.gives:
             whole = results[number]
-            old = _block(cut, whole, typed) if place is None else sliced[place]
+            old = block_of(cut, whole, typed) if place is None else sliced[place]
             last = jax.lax.broadcast(i >= cut.count, cut.piece)
             new = jax.lax.select(last, old, values[number])
-            written[number] = _update(whole, _as_typed(cut, new), typed)
+            written[number] = put_in(whole, as_typed(cut, new), typed)
         made = {leaf: values[value] for leaf, value in self.makes.items()}
         for number, total in totals.items():
             more = next_total(self.program, number, total, values)
@@ -256,7 +272,7 @@ class _Loop:
 
     def _fetch(self, buffer: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):
-            return to_device(_slice(buffer, at, self.group.cut.piece))
+            return to_device(cut_out(buffer, at, self.group.cut.piece))
 
     def fetch_gradient(self, value: HostValue, at: Sequence[Any]) -> Any:
         """The block at `at` of a gradient that a stack's loop left in host memory."""
@@ -267,11 +283,11 @@ class _Loop:
             shape[axis] = -1
         with jax.named_scope(gradient_scope(value.leaf)):
             whole = jnp.reshape(self.env[value.made], shape)
-            return to_device(_slice(whole, at, cut.piece))
+            return to_device(cut_out(whole, at, cut.piece))
 
     def _write(self, buffer: Any, block: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):
-            return _update(buffer, to_host(block), at)
+            return put_in(buffer, to_host(block), at)
 
     def _compute(self, blocks: Mapping[int, Any], index: Any) -> dict[int, Any]:
         """Every value of the group, of block `index`."""
@@ -290,8 +306,10 @@ class _Loop:
                 for number, atom in zip(node.inputs, node.equation.invars, strict=True)
             ]
             if node.equation.primitive.name == "broadcast_in_dim":
-                axes = range(jnp.ndim(operands[0]))
-                out = [jax.lax.broadcast_in_dim(operands[0], group.cut.piece, axes)]
+                # A literal is a number of Python's; the equation says of which type.
+                small = jnp.asarray(operands[0], node.equation.outvars[0].aval.dtype)
+                axes = range(small.ndim)
+                out = [jax.lax.broadcast_in_dim(small, group.cut.piece, axes)]
             elif node.equation.primitive.name == "sharding_constraint":
                 out = operands
             else:
@@ -309,10 +327,10 @@ class _Loop:
         whole = as_it_lies(jnp.reshape(whole, shape), cut.order)
         whole = jnp.reshape(whole, cut.viewed(whole.shape))
         cuts = [mine == size for mine, size in zip(whole.shape, cut.shape, strict=True)]
-        at = _view_starts(cut, index)
+        at = view_starts(cut, index)
         starts = [a if c else 0 for a, c in zip(at, cuts, strict=True)]
         block = [b if c else 1 for b, c in zip(cut.block, cuts, strict=True)]
-        return jnp.reshape(_slice(whole, starts, block), block[cut.merged :])
+        return jnp.reshape(cut_out(whole, starts, block), block[cut.merged :])
 
 
 def _in_turn(
@@ -333,61 +351,6 @@ def _in_turn(
 def _can_wait_for(value: Any) -> bool:
     """Whether `_after` can wait for a value: a number, on the device."""
     return can_order(_jax.aval_of(value)) and not _jax.in_host_memory(value)
-
-
-def _slice(whole: Any, at: Sequence[Any], block: Sequence[int]) -> Any:
-    return jax.lax.dynamic_slice(whole, at, block, allow_negative_indices=False)
-
-
-def _update(whole: Any, part: Any, at: Sequence[Any]) -> Any:
-    return jax.lax.dynamic_update_slice(whole, part, at, allow_negative_indices=False)
-
-
-def _starts(cut: Cut, index: Any) -> list[Any]:
-    """Where block `index` begins in the cut's `rows`."""
-    if not cut.merged:
-        return _view_starts(cut, index)
-    return [index * cut.piece[0], *[jnp.int32(0)] * (len(cut.piece) - 1)]
-
-
-def _view_starts(cut: Cut, index: Any) -> list[Any]:
-    """Where block `index` begins in the cut's view."""
-    starts: list[Any] = [jnp.int32(0)] * len(cut.shape)
-    for axis in reversed(range(len(cut.shape))):
-        if cut.grid[axis] > 1:
-            place = index if axis == cut.first_axis else index % cut.grid[axis]
-            starts[axis] = place * cut.block[axis]
-            index = index // cut.grid[axis]
-    return starts
-
-
-def _typed_starts(cut: Cut, index: Any) -> list[Any]:
-    """Where block `index` begins in the cut's `typed_rows`."""
-    if cut.order is None:
-        return _starts(cut, index)
-    starts = _view_starts(cut, index)
-    return [starts[axis] for axis in cut.typed_axes]
-
-
-def _block(cut: Cut, whole: Any, at: Sequence[Any], index: int | None = None) -> Any:
-    """The block at `at` of an array on the device, as blocks lie in host memory.
-
-    `whole` has the cut's `typed_rows`, or with an `index` it has that many of such.
-    """
-    if index is None:
-        block = _slice(whole, at, cut.typed_piece)
-    else:
-        block = _slice(whole, (index, *at), (1, *cut.typed_piece))[0]
-    if cut.order is None:
-        return block
-    return jnp.reshape(jax.lax.transpose(block, inverse(cut.typed_axes)), cut.piece)
-
-
-def _as_typed(cut: Cut, block: Any) -> Any:
-    """A block as it lies in host memory, as one of an array on the device."""
-    if cut.order is None:
-        return block
-    return jax.lax.transpose(jnp.reshape(block, cut.block), cut.typed_axes)
 
 
 def _after(starts: Sequence[Any], values: Sequence[Any]) -> list[Any]:

@@ -21,7 +21,9 @@ parts, and a leaf's tolerance is their sum:
   are one rounding away (`shaken`), and four times what that changes is tolerated, too.
   It is stochastic arithmetic in its plainest form (Parker, Pierce and Eggert, "Monte
   Carlo Arithmetic", Comput. Sci. Eng. 2(4), 2000): the shake also draws all later
-  roundings anew.
+  roundings anew. Of state the change counts: not that it began elsewhere.
+
+What the elements of an array have in common is held to less, see `_bias`.
 
 Nothing of it comes from the planned run, so a wrong plan cannot widen what it is
 measured by. A rounding is that of the least precise dtype that the step computes in,
@@ -51,7 +53,11 @@ bfloat16."""
 SHAKES = 2
 """How many runs from arguments a rounding away; the largest change counts."""
 
-_SINGLE = 2.0**-24  # unit roundoff of float32, in which sums are kept
+MORE_SHAKES = 6
+"""As many again before an array is called wrong: two may by chance agree closely."""
+
+SINGLE = 2.0**-24
+"""The unit roundoff of float32, in which sums are kept."""
 
 # Unit roundoff of the factors of a float32 product, by platform: bfloat16 has 8 bits of
 # significand, TensorFloat-32 has 11.
@@ -86,7 +92,7 @@ def rounding_of(jaxpr: Any, platform: str) -> Rounding:
             whole = max(v.aval.size for v in equation.invars if hasattr(v.aval, "size"))
             parts = max(1, min(v.aval.size for v in equation.outvars))
             terms = max(terms, whole / parts if name.startswith("reduce_") else whole)
-    return Rounding(unit=unit or _SINGLE, terms=terms)
+    return Rounding(unit=unit or SINGLE, terms=terms)
 
 
 _DEFAULT = jax.lax.Precision.DEFAULT
@@ -117,7 +123,7 @@ def tolerance(
     if not jnp.issubdtype(dtype, jnp.inexact):
         return SHAKEN * shaken_by
     unit = unit_of(dtype)
-    summing = math.hypot(unit, math.sqrt(rounding.terms) * min(unit, _SINGLE))
+    summing = math.hypot(unit, math.sqrt(rounding.terms) * min(unit, SINGLE))
     stored = 2 * steps * unit * largest
     return stored + CONFIDENCE * summing * change + SHAKEN * shaken_by
 

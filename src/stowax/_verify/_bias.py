@@ -11,13 +11,23 @@ is 0.0001 for that gradient, whatever each element's rounding. It is taken for t
 array and for each slice along its first axis, which is often the layers'.
 
 Roundings n that are independent of one another have b with a standard deviation of
-√(Σ n² c²) / Σ c², which shrinks with the root of the number of elements. n is the
-storing and the adding up of `_tolerance`, and what runs of the plain step from
-arguments a rounding away differ by. λ of it is tolerated. Roundings that are shared (of
-the loss, of a norm that scales all gradients) do not average out; so besides are
-tolerated: `SHAKEN` times the bias of those runs themselves, two roundings of the
-coarsest dtype that the step computes in, a few of float32, and those of its longest
-sum.
+
+    s = √(Σ n² c²) / Σ c²
+
+which shrinks with the root of the number of elements. It is known for some: the sums'
+(`_tolerance`), those of the change, and those of an element that is stored and was
+close to the middle between two numbers. For the rest it is measured in runs of the
+plain step from arguments a rounding away. Elements of a gradient are not independent:
+the biases of those runs are ρ times their s, with ρ over all slices and runs, for there
+are few runs. A planned run that scatters less than they do (it has the s of what is
+left of d without b c) is held to its own s: it is nearer to the plain one than any
+rounding of the arguments. K deviations are tolerated.
+
+What scales all of an array does not scatter. Beside the deviations is tolerated a
+rounding of the coarsest dtype that the step computes in, a few of float32 and those of
+its longest sum, for the scalars that all elements share (a norm); or a half more than
+the largest bias of the whole array in those runs, which round such scalars anew, if
+that is more.
 """
 
 import dataclasses
@@ -27,7 +37,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ._tolerance import CONFIDENCE, SHAKEN, SINGLE, Rounding, unit_of
+from ._tolerance import SINGLE, Rounding, unit_of
+
+DEVIATIONS = 5.0
+"""K above."""
+
+SHARED = 1.5
+"""How much of the largest bias of runs a rounding away is tolerated."""
+
+_MANY = 64
+"""From so many elements on their scatter says how they scatter."""
 
 _MOST_SLICES = 128
 _FEW = 16
@@ -38,37 +57,66 @@ _FEW = 16
 class Direction:
     """Where the plain step goes in an array, and how its runs scatter along that way.
 
-    All are per slice, the whole array last: `length` is Σ c², `roundings` the deviation
-    of b from roundings that are known, `spread` the one that was measured, and `shared`
-    the largest bias that was measured.
+    Arrays are per slice, the whole array last: `length` is Σ c², `known` the deviation
+    s of roundings that are known, `squares` the sum over `runs` of the measured s²,
+    `ratios` that of ρ². `largest` is their largest bias of the whole array.
     """
 
     length: np.ndarray
-    roundings: np.ndarray
-    spread: np.ndarray
-    shared: np.ndarray
+    known: np.ndarray
+    squares: np.ndarray
     floor: float
+    largest: float = 0.0
+    runs: int = 0
+    ratios: float = 0.0
 
     def note(self, change: np.ndarray, apart: np.ndarray) -> None:
-        """Takes note of how far another run of the plain step is apart."""
+        """Takes note of how far another run of the plain step is apart, if it is."""
+        if not np.any(apart):
+            return
         biases, spread = _along(change, apart, self.length)
-        self.spread = np.maximum(self.spread, spread)
-        self.shared = np.maximum(self.shared, np.abs(biases))
+        there = spread > 0
+        ratios = np.square(biases[there] / spread[there])
+        self.ratios += float(np.mean(ratios)) if ratios.size else 0.0
+        self.squares = self.squares + np.square(spread)
+        self.largest = max(self.largest, float(np.abs(biases[-1])))
+        self.runs += 1
 
-    def biases(self, change: np.ndarray, apart: np.ndarray) -> np.ndarray:
-        """The bias of a run that is `apart`, per slice, the whole array last."""
-        return _along(change, apart, self.length)[0]
+    def lean(self, change: np.ndarray, apart: np.ndarray) -> "Lean":
+        """How a run leans that is `apart`."""
+        biases, _ = _along(change, apart, self.length)
+        each = apart - biases[: len(change), None] * change
+        _, spread = _along(change, each, self.length)
+        if len(biases) > 1:
+            _, whole = _along(change, apart - biases[-1] * change, self.length)
+            spread[-1] = whole[-1]
+        square = np.square(change)
+        _, fourth = _along(square, np.ones_like(square), self.length)
+        few = np.square(fourth) * _MANY > 1.0  # Σ c⁴ / (Σ c²)², one over their number
+        return Lean(biases=biases, spread=np.where(few, np.inf, spread))
 
-    def tolerated(self, measured: bool = True) -> np.ndarray:
+    def tolerated(self, lean: "Lean", measured: bool = True) -> np.ndarray:
         """The bias that is tolerated, per slice, the whole array last.
 
         Without what other plain runs were apart by, if that is not `measured`.
         """
-        if not measured:
-            return CONFIDENCE * self.roundings + self.floor
-        scattered = CONFIDENCE * np.hypot(self.roundings, self.spread)
-        shared = np.maximum(self.shared, np.median(self.shared))
-        return scattered + SHAKEN * shared + self.floor
+        if not measured or not self.runs:
+            return DEVIATIONS * self.known + self.floor
+        together = max(1.0, math.sqrt(self.ratios / self.runs))
+        spread = np.minimum(np.sqrt(self.squares / self.runs), lean.spread)
+        scattered = DEVIATIONS * np.hypot(self.known, together * spread)
+        return scattered + max(SHARED * self.largest, self.floor)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Lean:
+    """The biases of a run, and the deviation of them that its own scatter makes.
+
+    Per slice, the whole array last; the deviation is infinite where elements are few.
+    """
+
+    biases: np.ndarray
+    spread: np.ndarray
 
 
 def direction(
@@ -76,23 +124,19 @@ def direction(
 ) -> Direction:
     """The direction of `change`, of an array that is `value` after `step` steps.
 
-    **Arguments:** both as `flattened` makes them; `value` has the array's own dtype.
+    **Arguments:** `change` is in rows as `flattened` makes them, `value` as it is.
     """
     unit = unit_of(value.dtype)
-    small = min(unit, SINGLE)
     length = _sums(change * change)
-    storing = math.sqrt(2 * step) * unit * np.abs(flattened(value))
-    summing = math.sqrt(rounding.terms) * small * np.abs(change)
-    _, roundings = _along(change, np.hypot(storing, summing), length)
-    floor = 2 * rounding.unit + (_FEW + math.sqrt(rounding.terms)) * SINGLE
+    moved = np.abs(change)
+    # Off by a rounding of the change, an element is stored as the next number in as
+    # many of all cases as the one is a part of the other.
+    storing = 2 * step * unit * moved * (unit * moved + unit * np.abs(flattened(value)))
+    summing = rounding.terms * np.square(min(unit, SINGLE) * moved)
+    _, known = _along(change, np.sqrt(storing + summing), length)
+    floor = rounding.unit + (_FEW + math.sqrt(rounding.terms)) * SINGLE
     nothing = np.zeros_like(length)
-    return Direction(
-        length=length,
-        roundings=roundings,
-        spread=nothing,
-        shared=nothing,
-        floor=floor,
-    )
+    return Direction(length=length, known=known, squares=nothing, floor=floor)
 
 
 def has_direction(dtype: Any) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 
 from .._records._plan import ArgumentRecord
 from .._records._verification import LeafCheck
-from ._bias import Direction, direction, flattened, has_direction
+from ._bias import Direction, Lean, direction, flattened, has_direction
 from ._run import on_host
 from ._tolerance import Rounding, tolerance
 
@@ -42,11 +42,11 @@ class _Kept:
 class Difference:
     """How far a leaf is off after a step: by sizes, or in a way that has none.
 
-    `error` is that of single elements, `biases` what slices of it share.
+    `error` is that of single elements, `lean` what they share.
     """
 
     error: float | None
-    biases: np.ndarray | None = None
+    lean: Lean | None = None
     problem: str = ""
 
 
@@ -123,7 +123,7 @@ class Reference:
         return start.astype(value.dtype) if start.shape == value.shape else None
 
     def shake(
-        self, step: int, out: Any, change: Callable[[Any], Any] = lambda x: x
+        self, step: int, out: Any, change: Callable[[int, Any], Any] = lambda i, x: x
     ) -> None:
         """Takes note of a step of the plain run from arguments that are `change`d."""
         for number, _, value in self.looked_at(step, out):
@@ -133,7 +133,8 @@ class Reference:
                 apart = difference(value, kept.value)
                 moved = _moved(value, None)
             else:
-                other = on_host(change(jnp.asarray(start)))
+                i = self.arguments[number]
+                other = on_host(change(i, jnp.asarray(start)))
                 moved = _moved(value, other)
                 apart = Difference(error=_largest(moved - _moved(kept.value, start)))
             kept.shaken_by = max(kept.shaken_by, apart.error or 0.0)
@@ -200,8 +201,8 @@ class Reference:
         if kept.direction is None:
             return found
         apart = flattened(value) - flattened(kept.value)
-        biases = kept.direction.biases(_moved(kept.value, start), apart)
-        return dataclasses.replace(found, biases=biases)
+        lean = kept.direction.lean(_moved(kept.value, start), apart)
+        return dataclasses.replace(found, lean=lean)
 
     def under(
         self, records: Sequence[ArgumentRecord], gradients_on_host: bool
@@ -256,11 +257,11 @@ class Reference:
     ) -> tuple[float, float]:
         """The bias of a leaf that is most of what is tolerated, and that."""
         way = self._kept(step, number).direction
-        if way is None or one.biases is None:
+        if way is None or one.lean is None:
             return 0.0, 0.0
-        tolerated = way.tolerated(measured)
-        worst = int(np.argmax(np.abs(one.biases) / tolerated))
-        return float(one.biases[worst]), float(tolerated[worst])
+        tolerated = way.tolerated(one.lean, measured)
+        worst = int(np.argmax(np.abs(one.lean.biases) / tolerated))
+        return float(one.lean.biases[worst]), float(tolerated[worst])
 
     def check(self, found: Mapping[int, Mapping[int, Difference]]) -> list[LeafCheck]:
         """A record per leaf, of the step where it was worst.

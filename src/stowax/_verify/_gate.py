@@ -85,11 +85,11 @@ class Gate:
     def _shake(self, reference: Reference, plain: Version, seeds: range) -> None:
         """Runs a plain step from arguments a rounding away."""
         for seed in seeds:
-            change = functools.partial(shaken, rounding=self.rounding, seed=seed)
 
-            def visit(number: int, out: Any, change: Any = change) -> None:
-                reference.shake(number, out, change)
+            def change(number: int, leaf: Any, seed: int = seed) -> Any:
+                return shaken(leaf, self.rounding, seed, number)
 
+            visit = functools.partial(reference.shake, change=change)
             run_steps(plain, self.args, reference.steps, visit, change)
 
     def run_planned(self) -> tuple[list[LeafCheck], bool]:

@@ -205,4 +205,6 @@ def _is_key(leaf: Any) -> bool:
     aval = _jax.aval_of(leaf)
     if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return True
-    return aval.shape in ((), (2,)) and jax.numpy.issubdtype(aval.dtype, jax.numpy.integer)
+    return aval.shape in ((), (2,)) and jax.numpy.issubdtype(
+        aval.dtype, jax.numpy.integer
+    )

@@ -106,11 +106,12 @@ def run_steps(
     args: Sequence[Any],
     steps: int,
     visit: Visit,
-    change: Callable[[Any], Any] = lambda leaf: leaf,
+    change: Callable[[int, Any], Any] = lambda number, leaf: leaf,
 ) -> None:
     """Runs `steps` steps, each on what the one before returned and left in objects.
 
-    **Arguments:** `change` gets a placed copy of every array before the first step.
+    **Arguments:** `change` gets the flat number and a placed copy of every array
+    before the first step.
 
     **Raises:** `VerifyMemoryError` where the device has no room for it; `StepFails`
     where the planned step ends in any other error.
@@ -124,7 +125,7 @@ def run_steps(
         place = jax.default_device(version.device)
     with place, memory_errors(version):
         own = OwnArguments(
-            tuple(args), lambda i: change(version.place(flat[i], kinds[i]))
+            tuple(args), lambda i: change(i, version.place(flat[i], kinds[i]))
         )
         for number in range(1, steps + 1):
             try:

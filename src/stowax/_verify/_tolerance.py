@@ -128,30 +128,38 @@ def tolerance(
     return stored + CONFIDENCE * summing * change + SHAKEN * shaken_by
 
 
-def shaken(leaf: Any, rounding: Rounding, seed: int) -> Any:
-    """`leaf` with every element moved by one rounding, up or down; floats alone.
+def shaken(leaf: Any, rounding: Rounding, seed: int, number: int = 0) -> Any:
+    """`leaf` with an eighth of its elements moved by a unit, up or down; floats alone.
 
-    The shape, the dtype and the sharding stay.
+    A rounding is off by up to half a unit, with a variance of a twelfth of one squared:
+    this is a half more. The shape, the dtype and the sharding stay. Of two arguments,
+    which have different `number`s, other elements move.
     """
     if not hasattr(leaf, "dtype") or not is_float(leaf):
         return leaf
     by = 2 * max(rounding.unit, unit_of(leaf.dtype))
-    return jax.device_put(_shake(leaf, seed, by), leaf.sharding)
+    mixed = (seed * 0x9E3779B1 + number * 0x85EBCA77 + 1) & 0xFFFFFFFF
+    return jax.device_put(_shake(leaf, jnp.uint32(mixed), by), leaf.sharding)
 
 
 @jax.jit
 def _shake(x: Any, seed: Any, by: Any) -> Any:
-    # Up or down by a multiplicative hash of the position: no random bits to compile.
+    # Which, and where to by a hash of the position (MurmurHash3's last mixing step, per
+    # axis): no random bits to compile.
     mixed = jnp.full(x.shape, seed, jnp.uint32)
     for axis in range(x.ndim):
         place = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        mixed = (mixed + place + jnp.uint32(1)) * jnp.uint32(0x9E3779B1)
-        mixed = mixed ^ (mixed >> jnp.uint32(15))
+        mixed = (mixed ^ place) * jnp.uint32(0x9E3779B1) + jnp.uint32(axis + 1)
+        mixed = (mixed ^ (mixed >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
+        mixed = (mixed ^ (mixed >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
+        mixed = mixed ^ (mixed >> jnp.uint32(16))
+    still = mixed & jnp.uint32(14) != jnp.uint32(0)
     up = mixed & jnp.uint32(1) == jnp.uint32(1)
     # Not `jnp.promote_types`: strict promotion refuses bfloat16 beside float32.
     wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
     by = by.astype(wide)
-    return (x.astype(wide) * jnp.where(up, 1 + by, 1 - by)).astype(x.dtype)
+    moved = (x.astype(wide) * jnp.where(up, 1 + by, 1 - by)).astype(x.dtype)
+    return jnp.where(still, x, moved)
 
 
 def _contracted(equation: Any) -> float:

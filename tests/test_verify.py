@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stowax._errors import ArgumentError, PlanMismatchError, VerifyMemoryError
 from stowax._layers import _passes
-from stowax._verify import _tolerance, _verify
+from stowax._verify import _gate, _tolerance
 from verified_steps import (
     LARGE,
     LAYERS,
@@ -299,11 +299,11 @@ def test_no_room_on_the_device_is_said(version, instead, monkeypatch):
     def run_out(*args):
         raise jax.errors.JaxRuntimeError(full)
 
-    def plain_version(*args, right=_verify.plain_version):
+    def plain_version(*args, right=_gate.plain_version):
         return dataclasses.replace(right(*args), jitted=run_out)
 
     if version == "plain":
-        monkeypatch.setattr(_verify, "plain_version", plain_version)
+        monkeypatch.setattr(_gate, "plain_version", plain_version)
     else:
         around(monkeypatch, run_out)
     with pytest.raises(VerifyMemoryError) as caught:

@@ -72,9 +72,6 @@ PASSED = dataclasses.replace(
     notes=(),
 )
 
-AT_80 = """\
-"""
-
 
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_nothing_is_wider_than_asked_and_nothing_is_lost(width):
@@ -97,6 +94,19 @@ def test_the_leaves_closest_to_the_tolerance_come_first_and_the_rest_is_counted(
     table = [line.split()[0] for line in lines if line.startswith("out[")]
     assert table == ["out[0]['head']"] * 5 + ["out[0]['norm']"] * 3
     assert lines[-1] == "and 7 leaves more that agree"
+
+
+def test_an_error_that_all_elements_share_is_told_in_words():
+    leaning = dataclasses.replace(
+        leaf("out[0]['up']", "parameter", 1e-08, False),
+        bias=1.0e-04,
+        bias_tolerance=3.0e-06,
+    )
+    text = verification_text(dataclasses.replace(FAILED, leaves=(leaning,)), 100)
+    assert (
+        "its change is too large by 1.0e-04 of itself, in all of it or in a slice of "
+        "it along the first axis; 3.0e-06 is tolerated"
+    ) in " ".join(text.split())
 
 
 def test_as_json():

@@ -19,9 +19,11 @@ class LeafCheck:
     `step` counts from one and names the step where the error was the largest part of
     what is tolerated there; `error`, `tolerance` and `change` are of that step, each
     the largest over the array's elements; `change` is what the steps had changed in it
-    by then (for what is no state, its size). `problem` says what is wrong where that is
-    no matter of size: another dtype, another memory, NaN where there was none; then
-    `error` is `None`.
+    by then (for what is no state, its size). `bias` is the part of that change by which
+    it is too large, or too small if negative, in the whole array or in the slice of it
+    (along the first axis) where that is worst; `bias_tolerance` is what is tolerated of
+    it there. `problem` says what is wrong where that is no matter of size: another
+    dtype, another memory, NaN where there was none; then `error` is `None`.
     """
 
     path: str
@@ -34,6 +36,8 @@ class LeafCheck:
     change: float
     ok: bool
     problem: str = ""
+    bias: float = 0.0
+    bias_tolerance: float = 0.0
 
     @property
     def decisive(self) -> bool:

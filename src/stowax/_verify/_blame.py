@@ -5,7 +5,8 @@ again can be kept, what is kept can be computed again, state can stay on the dev
 the set is cut in two, one half is put into effect at a time, and the half that is wrong
 is cut again: two runs a level at the most. What is left is put to the proof: alone it
 has to be wrong, and the rest of the plan without it right; else there is more than one,
-or none.
+or none. Where neither half is wrong by itself, decisions are wrong together: then what
+can be left out is.
 
 One kind of decision is searched at a time, offloads first, the others staying in
 effect: an offloaded value may be read by nothing but the computing again of another.
@@ -27,6 +28,9 @@ from .._step._trace import TracedStack, available
 
 _MOST = 3
 """Decisions that are named; if more are at fault it is not the decision's."""
+
+_MOST_LOOKS = 24
+"""Runs for decisions that are wrong together only."""
 
 Way = Literal["keep", "recompute"]
 
@@ -168,7 +172,27 @@ class _Search:
                     suspects = half
                     break
             else:
-                return suspects
+                return self._without_bystanders(suspects)
+        return suspects
+
+    def _without_bystanders(self, suspects: list[int]) -> list[int]:
+        """Those that are wrong together only, without what they are wrong without.
+
+        Ever smaller parts are left out (Zeller and Hildebrandt, "Simplifying and
+        Isolating Failure-Inducing Input", IEEE Trans. Softw. Eng. 28(2), 2002), as long
+        as there are looks left.
+        """
+        size, looks = max(1, len(suspects) // 4), _MOST_LOOKS
+        while size:
+            at = 0
+            while at < len(suspects) and looks:
+                rest = suspects[:at] + suspects[at + size :]
+                looks -= 1
+                if rest and self.is_wrong(rest):
+                    suspects = rest
+                else:
+                    at += size
+            size //= 2
         return suspects
 
 
@@ -186,7 +210,7 @@ class _Found:
         if not self.each_alone:
             return (
                 f"No single decision is to blame: these {len(self.decisions)} are "
-                "wrong together, and neither half of them is."
+                "wrong together. With some of them taken back the step is right."
             )
         if not self.all_of_them:
             return (

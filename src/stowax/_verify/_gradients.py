@@ -64,10 +64,10 @@ def gradient_version(
     """
     if plan is None:
         function = gradients_of(tapped(step), args, names)
-        return dataclasses.replace(plain, jitted=jax.jit(function), updates={})
+        return dataclasses.replace(plain, jitted=jax.jit(function), pairs={})
     function = gradients_of(_on_device(plan).apply(tapped(step)), args, names)
     options = None if plan.compile_only else dict(plan.compiler_options) or None
-    everywhere = plain_version(step, plan.arguments, {}, (), None)
+    everywhere = plain_version(step, (), plan.arguments, {}, (), None)
     jitted = jax.jit(function, compiler_options=options)
     return dataclasses.replace(everywhere, name="planned", jitted=jitted)
 

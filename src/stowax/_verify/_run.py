@@ -1,12 +1,13 @@
 """Running a step several times in a row, on copies, and handing on what comes back.
 
 The arguments belong to the caller: a planned step donates its state, so every run gets
-copies, made leaf by leaf. What a step returns is looked at leaf by leaf as well: a
-state fills the device, and there is no room for two.
+copies (`_own`), made leaf by leaf. What a step returns is looked at leaf by leaf as
+well: a state fills the device, and there is no room for two.
 """
 
 import contextlib
 import dataclasses
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,12 +16,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import VerifyMemoryError
+from .._errors import StowaxError, VerifyMemoryError
 from .._plan._plan import Plan
 from .._state._places import Kind, mesh_of, planned_kinds, put
+from ._own import OwnArguments, objects_in
 
 Visit = Callable[[int, Any], bool | None]
-"""Called with the number of a step, from one, and what it returned; true to stop."""
+"""Called with the number of a step, from one, and what came of it; true to stop.
+
+What came of it is a pair: what the step returned, and what the objects among its
+arguments hold (`OwnArguments.held`).
+"""
+
+
+class StepFails(Exception):
+    """The planned step ended in an error, which is the cause, where it has to run."""
+
+    def __init__(self, step: int, error: Exception):
+        self.step = step
+        first = str(error).strip().partition("\n")[0]
+        super().__init__(f"the planned step raises {type(error).__name__}: {first}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +43,20 @@ class Version:
     """The step in one of its two forms, and the device that is to run it.
 
     `place` puts a copy of an argument where the form wants it: it gets the argument and
-    the kind of memory that the plan has for it. `device` is `None` for wherever the
-    arguments are.
+    the kind of memory that the plan has for it. `pairs` says which result takes the
+    place of which array of the arguments. `device` is `None` for wherever the arguments
+    are.
     """
 
     name: str
     jitted: Callable[..., Any]
     place: Callable[[Any, Kind | None], Any]
     records: Sequence[Any]
-    updates: Mapping[int, int]
+    pairs: Mapping[int, int]
     device: Any = None
 
 
-def planned_version(plan: Plan, step: Any, args: Any, updates: Any) -> Version:
+def planned_version(plan: Plan, step: Any, args: Any, pairs: Any) -> Version:
     """The step as the plan has it, in the memory where the plan has it."""
     mesh = mesh_of(args)
     with warnings.catch_warnings():  # that it does not fit is no news
@@ -51,22 +67,36 @@ def planned_version(plan: Plan, step: Any, args: Any, updates: Any) -> Version:
         jitted=jitted,
         place=lambda leaf, kind: put(_copied(leaf), kind, mesh),
         records=plan.arguments,
-        updates=updates,
+        pairs=pairs,
     )
 
 
 def plain_version(
-    step: Any, records: Any, updates: Any, donate: tuple[int, ...], device: Any
+    step: Any,
+    args: tuple[Any, ...],
+    records: Any,
+    pairs: Any,
+    donate: tuple[int, ...],
+    device: Any,
 ) -> Version:
-    """The step as it is written; all of it on `device`, or in its devices' memory."""
+    """The step as it is written; all of it on `device`, or in its devices' memory.
+
+    A step that is given objects is jitted as their owner would: so that what it changes
+    in them is changed after it.
+    """
+    jit = jax.jit
+    found = objects_in(args)
+    if found:
+        jit = sys.modules["flax.nnx"].jit
+        donate = tuple(sorted({*donate, *(path[0].idx for path, _ in found)}))
     return Version(
         name="plain",
-        jitted=jax.jit(step, donate_argnums=donate),
+        jitted=jit(step, donate_argnums=donate),
         place=(lambda leaf, kind: put(_copied(leaf), None))
         if device is None
         else (lambda leaf, kind: _on(leaf, device)),
         records=records,
-        updates=updates,
+        pairs=pairs,
         device=device,
     )
 
@@ -76,15 +106,17 @@ def run_steps(
     args: Sequence[Any],
     steps: int,
     visit: Visit,
-    change: Callable[[Any], Any] = lambda leaf: leaf,
+    change: Callable[[int, Any], Any] = lambda number, leaf: leaf,
 ) -> None:
-    """Runs `steps` steps, each on the state that the one before returned.
+    """Runs `steps` steps, each on what the one before returned and left in objects.
 
-    **Arguments:** `change` gets a placed copy of every array before the first step.
+    **Arguments:** `change` gets the flat number and a placed copy of every array
+    before the first step.
 
-    **Raises:** `VerifyMemoryError` where the device has no room for it.
+    **Raises:** `VerifyMemoryError` where the device has no room for it; `StepFails`
+    where the planned step ends in any other error.
     """
-    flat, structure = jax.tree.flatten(tuple(args))
+    flat = jax.tree.leaves(tuple(args))
     kinds = jax.tree.leaves(
         planned_kinds(version.records, args), is_leaf=lambda kind: kind is None
     )
@@ -92,18 +124,26 @@ def run_steps(
     if version.device is not None:
         place = jax.default_device(version.device)
     with place, memory_errors(version):
-        given = [
-            change(version.place(leaf, kind))
-            for leaf, kind in zip(flat, kinds, strict=True)
-        ]
+        own = OwnArguments(
+            tuple(args), lambda i: change(i, version.place(flat[i], kinds[i]))
+        )
         for number in range(1, steps + 1):
-            out = version.jitted(*jax.tree.unflatten(structure, given))
-            if visit(number, out):
+            try:
+                out = version.jitted(*own.args())
+            except (
+                jax.errors.JaxRuntimeError,
+                RuntimeError,
+                TypeError,
+                ValueError,
+            ) as e:
+                if version.name == "plain" or isinstance(e, StowaxError) or _is_full(e):
+                    raise
+                raise StepFails(number, e) from e
+            held = own.held(out)
+            if visit(number, (out, held)):
                 return
-            results = jax.tree.leaves(out)
-            for i, k in version.updates.items():
-                given[i] = results[k]
-            del out, results
+            own.take(out, version.pairs)
+            del out, held
 
 
 @contextlib.contextmanager
@@ -112,9 +152,13 @@ def memory_errors(version: Version) -> Any:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not _is_full(error):
             raise
         raise VerifyMemoryError(version.name, str(error)) from error
+
+
+def _is_full(error: Exception) -> bool:
+    return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def on_host(leaf: Any) -> np.ndarray:

@@ -21,7 +21,9 @@ parts, and a leaf's tolerance is their sum:
   are one rounding away (`shaken`), and four times what that changes is tolerated, too.
   It is stochastic arithmetic in its plainest form (Parker, Pierce and Eggert, "Monte
   Carlo Arithmetic", Comput. Sci. Eng. 2(4), 2000): the shake also draws all later
-  roundings anew.
+  roundings anew. Of state the change counts: not that it began elsewhere.
+
+What the elements of an array have in common is held to less, see `_bias`.
 
 Nothing of it comes from the planned run, so a wrong plan cannot widen what it is
 measured by. A rounding is that of the least precise dtype that the step computes in,
@@ -51,7 +53,11 @@ bfloat16."""
 SHAKES = 2
 """How many runs from arguments a rounding away; the largest change counts."""
 
-_SINGLE = 2.0**-24  # unit roundoff of float32, in which sums are kept
+MORE_SHAKES = 6
+"""As many again before an array is called wrong: two may by chance agree closely."""
+
+SINGLE = 2.0**-24
+"""The unit roundoff of float32, in which sums are kept."""
 
 # Unit roundoff of the factors of a float32 product, by platform: bfloat16 has 8 bits of
 # significand, TensorFloat-32 has 11.
@@ -86,7 +92,7 @@ def rounding_of(jaxpr: Any, platform: str) -> Rounding:
             whole = max(v.aval.size for v in equation.invars if hasattr(v.aval, "size"))
             parts = max(1, min(v.aval.size for v in equation.outvars))
             terms = max(terms, whole / parts if name.startswith("reduce_") else whole)
-    return Rounding(unit=unit or _SINGLE, terms=terms)
+    return Rounding(unit=unit or SINGLE, terms=terms)
 
 
 _DEFAULT = jax.lax.Precision.DEFAULT
@@ -117,35 +123,43 @@ def tolerance(
     if not jnp.issubdtype(dtype, jnp.inexact):
         return SHAKEN * shaken_by
     unit = unit_of(dtype)
-    summing = math.hypot(unit, math.sqrt(rounding.terms) * min(unit, _SINGLE))
+    summing = math.hypot(unit, math.sqrt(rounding.terms) * min(unit, SINGLE))
     stored = 2 * steps * unit * largest
     return stored + CONFIDENCE * summing * change + SHAKEN * shaken_by
 
 
-def shaken(leaf: Any, rounding: Rounding, seed: int) -> Any:
-    """`leaf` with every element moved by one rounding, up or down; floats alone.
+def shaken(leaf: Any, rounding: Rounding, seed: int, number: int = 0) -> Any:
+    """`leaf` with an eighth of its elements moved by a unit, up or down; floats alone.
 
-    The shape, the dtype and the sharding stay.
+    A rounding is off by up to half a unit, with a variance of a twelfth of one squared:
+    this is a half more. The shape, the dtype and the sharding stay. Of two arguments,
+    which have different `number`s, other elements move.
     """
     if not hasattr(leaf, "dtype") or not is_float(leaf):
         return leaf
     by = 2 * max(rounding.unit, unit_of(leaf.dtype))
-    return jax.device_put(_shake(leaf, seed, by), leaf.sharding)
+    mixed = (seed * 0x9E3779B1 + number * 0x85EBCA77 + 1) & 0xFFFFFFFF
+    return jax.device_put(_shake(leaf, jnp.uint32(mixed), by), leaf.sharding)
 
 
 @jax.jit
 def _shake(x: Any, seed: Any, by: Any) -> Any:
-    # Up or down by a multiplicative hash of the position: no random bits to compile.
+    # Which, and where to by a hash of the position (MurmurHash3's last mixing step, per
+    # axis): no random bits to compile.
     mixed = jnp.full(x.shape, seed, jnp.uint32)
     for axis in range(x.ndim):
         place = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        mixed = (mixed + place + jnp.uint32(1)) * jnp.uint32(0x9E3779B1)
-        mixed = mixed ^ (mixed >> jnp.uint32(15))
+        mixed = (mixed ^ place) * jnp.uint32(0x9E3779B1) + jnp.uint32(axis + 1)
+        mixed = (mixed ^ (mixed >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
+        mixed = (mixed ^ (mixed >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
+        mixed = mixed ^ (mixed >> jnp.uint32(16))
+    still = mixed & jnp.uint32(14) != jnp.uint32(0)
     up = mixed & jnp.uint32(1) == jnp.uint32(1)
     # Not `jnp.promote_types`: strict promotion refuses bfloat16 beside float32.
     wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
     by = by.astype(wide)
-    return (x.astype(wide) * jnp.where(up, 1 + by, 1 - by)).astype(x.dtype)
+    moved = (x.astype(wide) * jnp.where(up, 1 + by, 1 - by)).astype(x.dtype)
+    return jnp.where(still, x, moved)
 
 
 def _contracted(equation: Any) -> float:

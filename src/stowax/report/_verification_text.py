@@ -102,8 +102,21 @@ def _leaves(record: Verification, width: int) -> list[str]:
         if len(all_of_them) > most:
             more = count_of(len(all_of_them) - most, "leaf").replace("leafs", "leaves")
             lines.append(f"and {more} more {title}")
-    problems = [(_end(x.path, longest), x.problem) for x in failed if x.problem]
+    problems = [(_end(x.path, longest), why) for x in failed if (why := _why(x))]
     return [*lines, *_problems(problems, width)]
+
+
+def _why(leaf: LeafCheck) -> str:
+    """What is wrong with a leaf, if it is not the error of a single element."""
+    alone = leaf.error is None or leaf.error > leaf.tolerance
+    if alone or abs(leaf.bias) <= leaf.bias_tolerance:
+        return leaf.problem
+    side = "large" if leaf.bias > 0 else "small"
+    return (
+        f"its change is too {side} by {abs(leaf.bias):.1e} of itself, in all of it or "
+        "in a slice of it along the first axis; "
+        f"{leaf.bias_tolerance:.1e} is tolerated"
+    )
 
 
 def _problems(pairs: Sequence[tuple[str, str]], width: int) -> Iterable[str]:
@@ -113,7 +126,10 @@ def _problems(pairs: Sequence[tuple[str, str]], width: int) -> Iterable[str]:
 def _closeness(leaf: LeafCheck) -> float:
     if not leaf.error:
         return 0.0
-    return leaf.error / leaf.tolerance if leaf.tolerance else 1.0
+    if not leaf.tolerance:
+        return 1.0
+    leaning = abs(leaf.bias) / leaf.bias_tolerance if leaf.bias else 0.0
+    return max(leaning, leaf.error / leaf.tolerance)
 
 
 def _end(path: str, width: int) -> str:

@@ -88,9 +88,10 @@ def _by_class(records: list[dict[str, Any]], wanted: tuple[str, ...]) -> str:
 def _by_feature(records: list[dict[str, Any]]) -> str:
     rows: dict[str, collections.Counter] = {}
     for record in records:
-        for feature in set(record["features"]):
-            found = rows.setdefault(feature, collections.Counter())
-            found.update(v["outcome"] for v in record["verdicts"])
+        for verdict in record["verdicts"]:
+            moved = (f"moved: {part}" for part in verdict["moved"])
+            for feature in {*record["features"], *moved}:
+                rows.setdefault(feature, collections.Counter())[verdict["outcome"]] += 1
     head = "| feature | tried | " + " | ".join(OUTCOMES) + " |"
     lines = [head, "|---" + "|--:" * (len(OUTCOMES) + 1) + "|"]
     for feature in sorted(rows):

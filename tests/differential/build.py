@@ -23,13 +23,21 @@ RATE = 0.05
 class Built:
     """A step with the arguments of its first call.
 
-    The first `state` of them are what a user places. `following(args, out, k)` are the
-    arguments of call `k`, after one that had `args` and returned `out`.
+    The first `state` of them are what a user places, the last are given by `keywords`.
+    `following(args, out, k)` are the arguments of call `k`, after one that had `args`
+    and returned `out`.
     """
 
     step: Callable[..., Any]
     args: tuple[Any, ...]
     state: int
+    keywords: tuple[str, ...] = ()
+
+    def split(self, args):
+        """Positional arguments and those by keyword."""
+        first = len(args) - len(self.keywords)
+        return args[:first], dict(zip(self.keywords, args[first:], strict=True))
+
     following: Callable[..., tuple[Any, ...]]
 
 
@@ -145,6 +153,13 @@ def _around(program, old, new, opt, loss, grads, state):
     return made
 
 
+def _host_call(loss):
+    from jax.experimental import io_callback
+
+    host = lambda value: np.float32(2 * value)
+    return io_callback(host, jax.ShapeDtypeStruct((), "float32"), loss, ordered=True)
+
+
 def _core(program, mark, join):
     """`(state, batch, rate, key) -> (state, metrics)`, one update."""
     mesh = mesh_of(program)
@@ -182,6 +197,10 @@ def _core(program, mark, join):
             seen = jnp.mean(batch["x"]) if means is None else jnp.mean(means)
             made["statistics"] = 0.9 * state["statistics"] + 0.1 * seen
         metrics = {"loss": loss, "means": means}
+        if program.around == "debug print":
+            jax.debug.print("loss {loss}", loss=loss)
+        if program.around == "host call":
+            metrics["seen"] = _host_call(loss)
         if program.around == "metrics":
             metrics["norm"] = T(lambda g: jnp.sqrt(jnp.sum(g * g)), grads)
             metrics["size"] = T(lambda p: jnp.max(jnp.abs(p)), made["params"])
@@ -240,4 +259,7 @@ def build(program, mark, scale=1):
         return (kept, batch(call), *more(call))
 
     args = (state, batch(0), *more(0))
-    return Built(step=train_step, args=args, state=1, following=following)
+    keywords = ("batch",) if kind == "called by keyword" else ()
+    return Built(
+        step=train_step, args=args, state=1, keywords=keywords, following=following
+    )

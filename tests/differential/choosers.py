@@ -30,11 +30,21 @@ class SeededChooser:
 class HypothesisChooser:
     """The choices that hypothesis makes, and makes simpler once one fails."""
 
-    def __init__(self, data):
-        self._data = data
+    def __init__(self, draw):
+        self._draw = draw
 
     def choose(self, options):
-        return options[self._data.draw(st.integers(0, len(options) - 1))]
+        return options[self._draw(st.integers(0, len(options) - 1))]
+
+
+def drawn_by(draw):
+    """What `draw(chooser)` makes, as a strategy of hypothesis."""
+
+    @st.composite
+    def strategy(draw_one):
+        return draw(HypothesisChooser(draw_one))
+
+    return strategy()
 
 
 def chance(chooser, once_in):

@@ -3,7 +3,9 @@
 `judge` never raises what a program raises; everything it finds is in the `Verdict`.
 """
 
+import contextlib
 import dataclasses
+import io
 import re
 import time
 import traceback
@@ -66,7 +68,8 @@ def _steps(built, call, first=None):
     """What each of five steps returned, on the host."""
     args, runs = first or built.args, []
     for number in range(STEPS):
-        out = call(*args)
+        first, named = built.split(args)
+        out = call(*first, **named)
         runs.append(on_host(out))
         args = built.following(args, out, number + 1)
     return runs
@@ -82,7 +85,8 @@ def plain_run(program):
     built = build(program, _unmarked)
     found.jitted = jax.jit(built.step)
     try:
-        traced = found.jitted.trace(*built.args)
+        first, named = built.split(built.args)
+        traced = found.jitted.trace(*first, **named)
         found.rounding = rounding_of(str(traced.jaxpr))
         used = traced.lower().compile().memory_analysis()
         found.bytes = (
@@ -163,14 +167,18 @@ def _frame(error):
     return f"{name} in {last.name}"
 
 
-def _failed(stage, error, plain):
-    """The verdict on a step that stowax did not run."""
+def failed(stage, error, plain):
+    """The verdict on a step that stowax did not run.
+
+    **Arguments:** `stage` is the call that raised `error`, `plain` the plain step's own
+    error or `None`.
+    """
     name = type(error).__name__
     message = f"{stage}: {name}: {error}"[:2000]
-    if plain.error is not None:
-        alike = isinstance(error, stowax.StowaxError | type(plain.error))
-        if alike or isinstance(plain.error, type(error)):
-            kind = f"{type(plain.error).__name__}: {_shape_of(str(plain.error))}"
+    if plain is not None:
+        alike = isinstance(error, stowax.StowaxError | type(plain))
+        if alike or isinstance(plain, type(error)):
+            kind = f"{type(plain).__name__}: {_shape_of(str(plain))}"
             return Verdict(outcome="same error", kind=kind, message=message)
     kind = f"{stage}: {name}: {_shape_of(str(error))}"
     if isinstance(error, stowax.StowaxError):
@@ -184,7 +192,8 @@ def _failed(stage, error, plain):
 def judge(program, wishes, front=None):
     """What comes of a program under what is wished."""
     started = time.perf_counter()
-    with warnings.catch_warnings(record=True) as warned, surroundings(program):
+    quiet = contextlib.redirect_stdout(io.StringIO())  # programs print, too
+    with warnings.catch_warnings(record=True) as warned, surroundings(program), quiet:
         warnings.simplefilter("always")
         plain = plain_run(program)
         told = {str(w.message) for w in warned}
@@ -203,7 +212,9 @@ def _judged(plain, wishes, front):
     stage, built = "plan", build(program, front.mark)
     started = time.perf_counter()
     try:
-        plan = front.plan(built.step, *built.args, **options_of(wishes, plain.bytes))
+        first, named = built.split(built.args)
+        options = options_of(wishes, plain.bytes)
+        plan = front.plan(built.step, *first, **named, **options)
         planning = time.perf_counter() - started
         stage = "apply"
         planned = front.apply(plan, built.step)
@@ -213,7 +224,7 @@ def _judged(plain, wishes, front):
         stage = "call"
         got = _steps(built, planned, (*placed, *built.args[built.state :]))
     except Exception as error:
-        return _failed(stage, error, plain)
+        return failed(stage, error, plain.error)
     changes = what_moves(plan)
     if plain.error is not None:
         name = type(plain.error).__name__

@@ -221,3 +221,20 @@ def _io_callback(p, c, x, i):
         lambda value: np.float32(0), jax.ShapeDtypeStruct((), "float32"), i
     )
     return jnp.sin(x) + lax.stop_gradient(seen).astype(x.dtype)
+
+
+@op("inner gradient")
+def _inner_gradient(p, c, x, i):
+    energy = lambda y: jnp.sum(jnp.sin(y.astype(jnp.float32)) * jnp.cos(0.5 * y))
+    return x - 0.3 * jax.grad(energy)(x).astype(x.dtype)
+
+
+@op("inner vmap", added=True, w=square)
+def _inner_vmap(p, c, x, i):
+    return jax.vmap(lambda one: jnp.tanh(one @ p["w"]), in_axes=-2, out_axes=-2)(x)
+
+
+@op("inner map")
+def _inner_map(p, c, x, i):
+    rows = lax.map(lambda one: jax.nn.softmax(one, axis=-1), jnp.moveaxis(x, -2, 0))
+    return x - jnp.moveaxis(rows, 0, -2)

@@ -283,3 +283,46 @@ def _shared_product(p, c, x, i):
 @op("layer number")
 def _layer_number(p, c, x, i):
     return x * (1 + 0.1 * jnp.asarray(i, jnp.float32)).astype(x.dtype)
+
+
+@op("batch norm", scale=row)
+def _batch_norm(p, c, x, i):
+    axes = tuple(range(x.ndim - 1))
+    mean = jnp.mean(x, axis=axes, keepdims=True)
+    spread = jnp.var(x, axis=axes, keepdims=True)
+    return (x - mean) * lax.rsqrt(spread + 0.1) * (1 + p["scale"])
+
+
+@op("rotary")
+def _rotary(p, c, x, i):
+    first, second = jnp.split(x, 2, axis=-1)
+    angle = jnp.arange(x.shape[-2], dtype=jnp.float32)[:, None] * 0.1
+    cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
+    turned = [first * cos - second * sin, first * sin + second * cos]
+    return jnp.concatenate(turned, axis=-1)
+
+
+@op("pad")
+def _pad(p, c, x, i):
+    wide = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(1, 1)])
+    return 0.5 * (wide[..., 2:] + wide[..., :-2])
+
+
+@op("cholesky", added=True, a=square)
+def _cholesky(p, c, x, i):
+    a = p["a"].astype(jnp.float32)
+    root = jnp.linalg.cholesky(a @ a.T + jnp.eye(a.shape[-1], dtype=a.dtype))
+    return x @ root.astype(x.dtype)
+
+
+@op("segment sum")
+def _segment_sum(p, c, x, i):
+    rows = jnp.moveaxis(x, -1, 0)
+    sums = jax.ops.segment_sum(rows, c["order"] % 3, num_segments=3)
+    return x + 0.3 * jnp.moveaxis(sums[c["order"] % 3], 0, -1)
+
+
+@op("integers")
+def _integers(p, c, x, i):
+    mixed = (c["tokens"].astype(jnp.uint32) * jnp.uint32(2654435761)) >> 28
+    return x * (1 + 0.01 * mixed.astype(x.dtype))[..., None]

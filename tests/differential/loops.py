@@ -91,6 +91,22 @@ def _key_carry(body, params, c, x):
     return x, means
 
 
+def _statistics(body, params, c, x):
+    """Statistics of what the layers see are carried, and read by the next one."""
+
+    def one(carry, read):
+        x, running, count = carry
+        p, i = read
+        x = body(p, c, x * (1 + 0.1 * running).astype(x.dtype), i)
+        running = 0.9 * running + 0.1 * lax.stop_gradient(_mean(x))
+        return (x, running, count + 1), running
+
+    stack = params["layers"]
+    start = (x, jnp.float32(0), jnp.int32(0))
+    (x, running, count), each = lax.scan(one, start, (stack, _numbers(stack)))
+    return x, each + running / count
+
+
 def _closure(body, params, c, x):
     """Only numbers are scanned; the layer picks its weights out of the stack."""
     stack = params["layers"]
@@ -171,6 +187,7 @@ PLAIN = {
     "scan checkpoint": _checkpoint,
     "scan key carry": _key_carry,
     "scan closure": _closure,
+    "scan statistics": _statistics,
     "python list": _python_list,
     "python stacked": _python_stacked,
     "nested scan": _nested,

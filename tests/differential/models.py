@@ -30,12 +30,12 @@ def sizes_of(program, scale=1):
     spread = program.mesh in SPREAD
     batch = 8 if spread else 4
     if program.size == "by accident alike":
-        n = batch if scale == 1 else 128
+        n = batch if scale == 1 else 16
         return Sizes(batch=n, rows=n, width=n, layers=n)
-    width = 64 if program.size == "streamed" else 8
-    return Sizes(
-        batch=batch * scale, rows=5 * scale, width=width * scale, layers=program.layers
-    )
+    if scale > 1:  # state is to count beside activations
+        return Sizes(batch=8, rows=4 * scale, width=8 * scale, layers=program.layers)
+    width = 64 if program.size == "streamed" else 16
+    return Sizes(batch=batch, rows=3, width=width, layers=program.layers)
 
 
 PARAMETER_TYPES = {"bfloat16": "bfloat16", "x64": "float64"}

@@ -21,6 +21,7 @@ LOOPS = (
     "scan checkpoint",
     "scan key carry",
     "scan closure",
+    "scan statistics",
     "nested scan",
     "two stacks",
     "encoder decoder",
@@ -61,6 +62,8 @@ AROUND = (
     "frozen",
     "lora",
     "metrics",
+    "debug print",
+    "host call",
 )
 OPTIMIZERS = (
     "sgd",
@@ -113,6 +116,7 @@ ARGUMENTS = (
     "raw key",
     "key in state",
     "statistics in state",
+    "called by keyword",
 )
 LOSSES = ("square", "cross entropy", "tied head")
 SIZES = ("small", "by accident alike", "streamed")
@@ -211,14 +215,14 @@ def draw_program(chooser):
         dtype=part(DTYPES, 5),
         marks=part(MARKS, 5),
         arguments=part(ARGUMENTS, 4),
-        size=part(SIZES, 3),
+        size=chooser.choose((*SIZES, "streamed", "streamed", "small")),
         layers=chooser.choose((2, 3, 4, 6)),
         data=chooser.choose(range(1000)),
     )
     return settled(program)
 
 
-_TARGETS = ("h200", "cpu", "h200", "v5p-8", "h200", "cpu")
+_TARGETS = ("h200", "cpu", "h200", "v5p-8", "h200", "h200")
 _STAYING = (
     (("activation", "recompute"),),
     (("activation", "keep"),),
@@ -233,37 +237,41 @@ _OFFLOADING = (
     (("parameter", "offload"), ("optimizer state", "offload")),
     (("activation", "offload"), ("optimizer state", "offload")),
     (("*layer_ops.py*", "offload"),),
+    (("*layers*w*", "offload"),),
 )
-_BUDGETS = (None, 4.0, 4.0, 0.9, 0.7, 0.5, 0.35, 0.2)
+_BUDGETS = (None, 1.3, 0.9, 0.7, 0.7, 0.5, 0.5, 0.35, 0.2)
 _FORBID = (("offload",), ("recompute",), ("host update",), ("offload:parameter",))
 
 
 def draw_wishes(chooser, program):
     """Pins more often than not: a budget alone moves little of what is tiny.
 
-    Without a budget nothing tiny is worth a copy, so what offloads has a large one.
+    Without a budget nothing tiny is worth a copy, so what offloads has one.
     """
     # What is spread over the attached devices is planned for them.
     target = chooser.choose(_TARGETS) if program.mesh == "none" else "cpu"
     # The CPU has no host memory of its own; a TPU copies whole tiles.
     pins = _OFFLOADING + _STAYING if target == "h200" else _STAYING
-    pin = chooser.choose(pins) if chooser.choose(range(3)) else ()
+    pin = chooser.choose(pins) if chance(chooser, 2) else ()
     budget = chooser.choose(_BUDGETS)
     if budget is None and "offload" in dict(pin).values():
-        budget = 4.0
+        budget = 1.3
+    donate = chooser.choose((None, None, None, True, False))
+    if program.around == "gradients only":
+        donate = donate and None  # its parameters are given again
     return Wishes(
         target=target,
         budget=budget,
         host_budget=0.3 if chance(chooser, 16) else None,
         pin=pin,
         forbid=() if pin or not chance(chooser, 4) else chooser.choose(_FORBID),
-        donate=chooser.choose((None, None, None, True, False)),
+        donate=donate,
         keep_checkpoint=chance(chooser, 10),
         roll=not chance(chooser, 10),
     )
 
 
-_NOT_EXPLICIT = ("embedding", "argmax", "solve", "conv")
+_NOT_EXPLICIT = ("embedding", "argmax", "solve", "conv", "searchsorted", "segment sum")
 
 
 def settled(program):

@@ -8,9 +8,9 @@ import os
 
 import hypothesis
 import pytest
-from hypothesis import strategies as st
+from hypothesis import Phase
 
-from differential.choosers import HypothesisChooser
+from differential.choosers import drawn_by
 from differential.judge import FAULTS, judge
 from differential.programs import draw
 
@@ -23,12 +23,11 @@ PROGRAMS = 300 if FULL else 8
     max_examples=PROGRAMS,
     derandomize=not FULL,
     database=None,
+    phases=[Phase.generate, Phase.shrink] if FULL else [Phase.generate],
     suppress_health_check=list(hypothesis.HealthCheck),
 )
-@hypothesis.given(data=st.data())
-def test_planned_steps_are_the_plain_ones(data):
-    program, wishes = draw(HypothesisChooser(data))
-    hypothesis.note(f"{program}\n{wishes}")
-    verdict = judge(program, wishes)
+@hypothesis.given(pair=drawn_by(draw))
+def test_planned_steps_are_the_plain_ones(pair):
+    verdict = judge(*pair)
     hypothesis.event(verdict.outcome)
     assert verdict.outcome not in FAULTS, f"{verdict.outcome}: {verdict.message}"

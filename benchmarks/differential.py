@@ -4,6 +4,7 @@
     python -m benchmarks.differential --only 17            # one program, in words
     python -m benchmarks.differential --only 17 --shrink   # and made simpler
     python -m benchmarks.differential --compile v5p-8,h200 --budgets 2 --programs 300
+    python -m benchmarks.differential --compile plain      # false alarms, if any
 
 Writes docs/results/differential.md and .json (with `--compile`, what `--out` names).
 A program is made from one integer. Processes run a program each; one that dies or takes
@@ -32,6 +33,7 @@ from typing import Any
 from benchmarks import _record, differential_table
 
 COMMAND = "python -m benchmarks.differential"
+PLAIN = "plain"
 RESULT = _record.RESULTS / "differential.md"
 SECONDS_OF_A_PROGRAM = 240
 _PROGRAMS_OF_A_PROCESS = 50
@@ -53,16 +55,20 @@ def _start_jax() -> None:
 
 
 def run_one(seed: int, targets: str = "", budgets: int = 2) -> dict[str, Any]:
-    """What came of one seed: on the CPU, or compiled for targets not there."""
+    """What came of one seed: on the CPU, or compiled for targets not there.
+
+    The target `plain` stands for the plain step beside itself.
+    """
     program, wishes = drawn(seed)
-    if targets:
+    if targets and targets != PLAIN:
         from benchmarks.differential_compile import judge_compiled
 
         verdicts = judge_compiled(program, targets.split(","), budgets)
         return {"seed": seed, "features": program.features, "verdicts": verdicts}
+    from tests.differential.calibrate import otherwise
     from tests.differential.judge import judge
 
-    verdict = judge(program, wishes)
+    verdict = judge(program, wishes, otherwise(program) if targets == PLAIN else None)
     return {
         "seed": seed,
         "features": program.features + wishes.features,

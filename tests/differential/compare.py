@@ -2,7 +2,7 @@
 
 What rounding does is seen, not guessed: the plain step runs again with its state moved
 by as much as the narrowest floating type in it rounds. Where such runs part by more
-than a few hundred roundings, so may the planned one; where they are no longer alike (a
+than some tens of roundings, so may the planned one; where they are no longer alike (a
 sort near a tie), later steps say nothing and are not compared.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from .meshes import is_typed_key
 
-_ROUNDINGS = 256
+_ROUNDINGS = 64
 _NARROW_ROUNDINGS = 4  # a type of eight bits has few more
 _SPREADS = 8
 _PARTED = 0.03

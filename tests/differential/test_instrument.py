@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import stowax
+from differential import optimizers
+from differential.build import build
+from differential.calibrate import otherwise
 from differential.choosers import SeededChooser
 from differential.compare import difference
 from differential.judge import Front, judge
@@ -46,6 +49,34 @@ def test_a_wrong_number_is_found(at):
 def test_rounding_is_not_wrong():
     verdict = judge(SMALL, Wishes(), Front(apply=off_by(1 + 2**-22, 1)))
     assert (verdict.outcome, verdict.compared) == ("as written", 5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed", "x64"])
+def test_another_program_of_the_plain_step_is_no_false_alarm(dtype):
+    layer = ("matmul", "mlp", "attention", "sort", "layer norm")
+    program = dataclasses.replace(SMALL, layer=layer, dtype=dtype, optimizer="adam")
+    verdict = judge(program, Wishes(), otherwise(program))
+    assert verdict.outcome == "as written"
+    assert verdict.compared > 0
+
+
+def test_old_state_read_too_late_is_found():
+    """The parameters move by the momentum from before it was updated."""
+
+    def stale(params, momentum, grads, rate):
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        moved = jax.tree.map(lambda p, m: p - rate * m, params, momentum)
+        return moved, momentum
+
+    right = optimizers.BY_HAND["old momentum"]
+    program = dataclasses.replace(SMALL, optimizer="old momentum")
+
+    def apply(plan, step):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(optimizers.BY_HAND, "old momentum", (right[0], stale))
+            return jax.jit(build(program, stowax.stow).step)
+
+    assert judge(program, Wishes(), Front(apply=apply)).outcome == "wrong"
 
 
 def test_a_foreign_error_is_found():
@@ -123,8 +154,6 @@ def test_a_failure_is_simplified_to_what_causes_it():
 
 def test_marks_do_not_change_the_plain_step():
     """A program computes the same whatever it is marked with."""
-    from differential.build import build
-
     built = [build(SMALL, mark) for mark in (stowax.stow, jax.jit)]
     one, other = (jax.jit(b.step)(*b.args) for b in built)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):

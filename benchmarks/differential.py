@@ -17,6 +17,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["STOWAX_CALIBRATION"] = os.path.join(os.devnull, "none")
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -37,6 +38,7 @@ PLAIN = "plain"
 RESULT = _record.RESULTS / "differential.md"
 SECONDS_OF_A_PROGRAM = 240
 _PROGRAMS_OF_A_PROCESS = 50
+_PROCESS = (sys.executable, *COMMAND.split()[1:], "--work")
 
 
 def drawn(seed: int) -> tuple[Any, Any]:
@@ -120,13 +122,7 @@ class _Worker:
         if self._process is None or self._done >= _PROGRAMS_OF_A_PROCESS:
             self.stop()
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "benchmarks.differential",
-                    "--work",
-                    *self._more,
-                ],
+                [*_PROCESS, *self._more],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -135,8 +131,9 @@ class _Worker:
             self._done = 0
         self._done += 1
         process = self._process
-        process.stdin.write(f"{seed}\n")
-        process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it died: no line comes either
+            process.stdin.write(f"{seed}\n")
+            process.stdin.flush()
         ready, _, _ = select.select([process.stdout], [], [], SECONDS_OF_A_PROGRAM)
         line = process.stdout.readline() if ready else ""
         if line:
@@ -151,7 +148,7 @@ class _Worker:
         """Ends the process."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()  # closes both pipes
             self._process = None
 
 

@@ -1,0 +1,256 @@
+"""Random training steps, planned and unplanned: are the numbers the same?
+
+    python -m benchmarks.differential --programs 10000 --minutes 60
+    python -m benchmarks.differential --only 17            # one program, in words
+    python -m benchmarks.differential --only 17 --shrink   # and made simpler
+    python -m benchmarks.differential --compile v5p-8,h200 --budgets 2 --programs 300
+    python -m benchmarks.differential --compile plain      # false alarms, if any
+
+Writes docs/results/differential.md and .json (with `--compile`, what `--out` names).
+A program is made from one integer. Processes run a program each; one that dies or takes
+too long is a failure with a seed, too. The grammar is in `tests/differential/`.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["STOWAX_CALIBRATION"] = os.path.join(os.devnull, "none")
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import pathlib
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from benchmarks import _record, differential_table
+
+COMMAND = "python -m benchmarks.differential"
+PLAIN = "plain"
+RESULT = _record.RESULTS / "differential.md"
+SECONDS_OF_A_PROGRAM = 240
+_PROGRAMS_OF_A_PROCESS = 50
+_PROCESS = (sys.executable, *COMMAND.split()[1:], "--work")
+
+
+def drawn(seed: int) -> tuple[Any, Any]:
+    """The program and wishes of a seed."""
+    from tests.differential.choosers import SeededChooser
+    from tests.differential.programs import draw
+
+    return draw(SeededChooser(seed))
+
+
+def _start_jax() -> None:
+    import jax
+
+    jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+    jax.config.update("jax_num_cpu_devices", 8)
+
+
+def run_one(seed: int, targets: str = "", budgets: int = 2) -> dict[str, Any]:
+    """What came of one seed: on the CPU, or compiled for targets not there.
+
+    The target `plain` stands for the plain step beside itself.
+    """
+    program, wishes = drawn(seed)
+    if targets and targets != PLAIN:
+        from benchmarks.differential_compile import judge_compiled
+
+        verdicts = judge_compiled(program, targets.split(","), budgets)
+        return {"seed": seed, "features": program.features, "verdicts": verdicts}
+    from tests.differential.calibrate import otherwise
+    from tests.differential.judge import judge
+
+    verdict = judge(program, wishes, otherwise(program) if targets == PLAIN else None)
+    return {
+        "seed": seed,
+        "features": program.features + wishes.features,
+        "verdicts": [dataclasses.asdict(verdict)],
+    }
+
+
+def work(targets: str, budgets: int) -> None:
+    """A process of the campaign: seeds come in, one a line, and verdicts go out.
+
+    What programs print is no verdict: standard output is put aside first.
+    """
+    out = os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    _start_jax()
+    import jax
+
+    for line in sys.stdin:
+        try:
+            found = run_one(int(line), targets, budgets)
+        except Exception:  # a fault of the instrument, not of what it looks at
+            found = _lost(int(line), "the instrument", traceback.format_exc())
+        out.write(json.dumps(found) + "\n")
+        out.flush()
+        jax.clear_caches()
+
+
+def _lost(seed: int, kind: str, message: str) -> dict[str, Any]:
+    """A record of a program that gave no verdict of its own."""
+    program, wishes = drawn(seed)
+    verdict = {"outcome": "foreign", "kind": kind, "message": message, "moved": ()}
+    return {
+        "seed": seed,
+        "features": program.features + wishes.features,
+        "verdicts": [verdict | {"seconds": 0.0, "warned": (), "compared": 0}],
+    }
+
+
+class _Worker:
+    """A process that judges programs, started anew when it dies."""
+
+    def __init__(self, more: list[str]):
+        self._more, self._process, self._done = more, None, 0
+
+    def judge(self, seed: int) -> dict[str, Any]:
+        """The record of one seed."""
+        if self._process is None or self._done >= _PROGRAMS_OF_A_PROCESS:
+            self.stop()
+            self._process = subprocess.Popen(
+                [*_PROCESS, *self._more],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            self._done = 0
+        self._done += 1
+        process = self._process
+        with contextlib.suppress(BrokenPipeError):  # it died: no line comes either
+            process.stdin.write(f"{seed}\n")
+            process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], SECONDS_OF_A_PROGRAM)
+        line = process.stdout.readline() if ready else ""
+        if line:
+            return json.loads(line)
+        code = process.poll() if not ready else process.wait()
+        self.stop()
+        if code is None:
+            return _lost(seed, f"no end within {SECONDS_OF_A_PROGRAM} s", "")
+        return _lost(seed, f"the process ended with {code}", "")
+
+    def stop(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()  # closes both pipes
+            self._process = None
+
+
+def campaign(
+    seeds: Any, minutes: float, processes: int, more: list[str], say: Any
+) -> list[dict[str, Any]]:
+    """The records of all seeds that fit in the time."""
+    records, todo, lock = [], queue.SimpleQueue(), threading.Lock()
+    for seed in seeds:
+        todo.put(seed)
+    end = time.monotonic() + 60 * minutes
+
+    def run() -> None:
+        worker = _Worker(more)
+        try:
+            while time.monotonic() < end:
+                record = worker.judge(todo.get_nowait())
+                with lock:
+                    records.append(record)
+                    say(records)
+        except queue.Empty:
+            return
+        finally:
+            worker.stop()
+
+    threads = [threading.Thread(target=run) for _ in range(processes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return records
+
+
+def show(seed: int, targets: str, budgets: int, shrink: bool) -> int:
+    """One program in words and what came of it; 1 for a fault."""
+    from tests.differential.judge import FAULTS, judge
+
+    program, wishes = drawn(seed)
+    print(f"{program}\n{wishes}")
+    record = run_one(seed, targets, budgets)
+    for verdict in record["verdicts"]:
+        print(json.dumps(verdict, indent=1))
+    worst = record["verdicts"][0]
+    if shrink and not targets:
+        from tests.differential.shrink import shrunk
+
+        alike = lambda *pair: judge(*pair).kind == worst["kind"]
+        simplest = shrunk(program, wishes, alike)
+        print("simplest:", *simplest, judge(*simplest).message, sep="\n")
+    return int(any(v["outcome"] in FAULTS for v in record["verdicts"]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=pathlib.Path, default=RESULT)
+    parser.add_argument("--only", type=int, help="this seed alone, in words")
+    parser.add_argument("--shrink", action="store_true", help="with --only")
+    parser.add_argument("--compile", default="", help="targets that are not there")
+    parser.add_argument("--budgets", type=int, default=2)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the campaign; 1 if anything is wrong or foreign."""
+    asked = _parser().parse_args(arguments)
+    if asked.work:
+        work(asked.compile, asked.budgets)
+        return 0
+    if asked.only is not None:
+        _start_jax()
+        return show(asked.only, asked.compile, asked.budgets, asked.shrink)
+    more = ["--compile", asked.compile, "--budgets", str(asked.budgets)]
+    named = COMMAND + "".join(
+        f" --{name} {value}"
+        for name, value in (("compile", asked.compile), ("seed", asked.seed))
+        if value
+    )
+
+    def write(records: list[dict[str, Any]]) -> None:
+        table = differential_table.table(records, f"{named} --programs {len(records)}")
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(table)
+        asked.out.with_suffix(".json").write_text(
+            json.dumps(differential_table.failures(records), indent=1) + "\n"
+        )
+
+    def say(records: list[dict[str, Any]]) -> None:
+        if len(records) % 25 == 0:
+            print(differential_table.one_line(records), flush=True)
+            write(records)
+
+    seeds = itertools.islice(itertools.count(asked.seed), asked.programs)
+    records = campaign(seeds, asked.minutes, asked.processes, more, say)
+    write(records)
+    print(differential_table.one_line(records))
+    return int(differential_table.has_faults(records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""One program under one plan beside the plain step: what came of it.
+
+`judge` never raises what a program raises; everything it finds is in the `Verdict`.
+"""
+
+import contextlib
+import dataclasses
+import io
+import re
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import stowax
+
+from .build import build, surroundings
+from .compare import difference, moved, on_host, rounding_of
+
+STEPS = 5
+OUTCOMES = ("planned", "as written", "refused", "wrong", "foreign", "same error")
+FAULTS = ("wrong", "foreign")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of one program.
+
+    `kind` is the same for failures that look alike; `compared` steps were compared of
+    those that ran; `moved` says what the plan moves. `seconds` are wall-clock.
+    """
+
+    outcome: str
+    kind: str = ""
+    message: str = ""
+    moved: tuple[str, ...] = ()
+    compared: int = 0
+    seconds: float = 0.0
+    planning: float = 0.0
+    warned: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """The calls that are judged: stowax's own, or others that a test plants.
+
+    `confirm` says whether a difference is looked at again with more plain runs.
+    """
+
+    mark: Callable[..., Any] = stowax.stow
+    plan: Callable[..., Any] = stowax.plan
+    apply: Callable[..., Any] = lambda plan, step: plan.apply(step)
+    confirm: bool = True
+
+
+@dataclasses.dataclass(slots=True)
+class _Plain:
+    """The step without a plan: its runs, or the error that it ends in."""
+
+    program: Any
+    bytes: int = 0
+    rounding: float = 0.0
+    run: list[Any] | None = None
+    error: Exception | None = None
+    jitted: Any = None
+
+
+def _steps(built, call, first=None):
+    """What each of five steps returned, on the host."""
+    args, runs = first or built.args, []
+    for number in range(STEPS):
+        first, named = built.split(args)
+        out = call(*first, **named)
+        runs.append(on_host(out))
+        args = built.following(args, out, number + 1)
+    return runs
+
+
+def _unmarked(function):
+    return function
+
+
+def plain_run(program):
+    """The plain step's five steps."""
+    found = _Plain(program)
+    built = build(program, _unmarked)
+    found.jitted = jax.jit(built.step)
+    try:
+        first, named = built.split(built.args)
+        traced = found.jitted.trace(*first, **named)
+        found.rounding = rounding_of(str(traced.jaxpr))
+        used = traced.lower().compile().memory_analysis()
+        found.bytes = (
+            used.argument_size_in_bytes
+            + used.output_size_in_bytes
+            + used.temp_size_in_bytes
+            - used.alias_size_in_bytes
+        )
+        found.run = _steps(built, found.jitted)
+    except Exception as error:
+        found.error = error
+    return found
+
+
+def _variant(plain, seed):
+    """The plain step from a state that is moved by rounding."""
+    built = build(plain.program, _unmarked)
+    first = moved(built.args[: built.state], plain.rounding, seed)
+    return _steps(built, plain.jitted, (*first, *built.args[built.state :]))
+
+
+def _other_programs(plain):
+    """The plain step compiled otherwise: without fusion, and computed again."""
+    options = {"xla_backend_optimization_level": 0}
+    for mark, more in ((_unmarked, options), (jax.checkpoint, None)):
+        built = build(plain.program, mark)
+        try:
+            yield _steps(built, jax.jit(built.step, compiler_options=more))
+        except Exception:
+            continue  # a mark that needs arrays; the others say enough
+
+
+def options_of(wishes, taken):
+    """`stowax.plan`'s options; `taken` are the bytes of the plain step."""
+    part = lambda f: None if f is None else max(1, int(f * taken))
+    return {
+        "target": wishes.target,
+        "budget": part(wishes.budget),
+        "host_budget": part(wishes.host_budget),
+        "pin": dict(wishes.pin) or None,
+        "forbid": wishes.forbid,
+        "donate": wishes.donate,
+        "keep_checkpoint": wishes.keep_checkpoint,
+        "roll": wishes.roll,
+        "progress": False,
+    }
+
+
+def what_moves(plan):
+    """What the plan changes, in words; nothing if the step runs as it is written."""
+    found = set()
+    for stack in plan.stacks:
+        if stack.stored is not None:
+            ways = {way.split()[0] for way in stack.stored.values()} or {"recompute"}
+            found |= {f"{way} activations" for way in ways} | {"loop"}
+    for argument in plan.arguments:
+        if argument.memory_kind != "device":
+            found.add(f"{argument.role} on host")
+    return tuple(sorted(found))
+
+
+def _shape_of(message):
+    """A message without what differs from program to program."""
+    text = message.strip().split("\n")[0]
+    text = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{6,}\b|0x[0-9a-f]+", "#", text)
+    text = re.sub(r"\d[\d.,]*", "#", text)
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)", "…", text)[:140]
+
+
+def _frame(error):
+    """The last line of stowax that an error passed through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if "/stowax/" in f.filename.replace("\\", "/")]
+    if not ours:
+        return "no line of stowax"
+    last = ours[-1]
+    name = last.filename.replace("\\", "/").rpartition("/stowax/")[2]
+    return f"{name} in {last.name}"
+
+
+def failed(stage, error, plain):
+    """The verdict on a step that stowax did not run.
+
+    **Arguments:** `stage` is the call that raised `error`, `plain` the plain step's own
+    error or `None`.
+    """
+    name = type(error).__name__
+    message = f"{stage}: {name}: {error}"[:2000]
+    if plain is not None:
+        alike = isinstance(error, stowax.StowaxError | type(plain))
+        if alike or isinstance(plain, type(error)):
+            kind = f"{type(plain).__name__}: {_shape_of(str(plain))}"
+            return Verdict(outcome="same error", kind=kind, message=message)
+    kind = f"{stage}: {name}: {_shape_of(str(error))}"
+    if isinstance(error, stowax.StowaxError):
+        return Verdict(outcome="refused", kind=kind, message=message)
+    where = _frame(error)
+    return Verdict(
+        outcome="foreign", kind=f"{kind} @ {where}", message=f"{message}\n{where}"
+    )
+
+
+def judge(program, wishes, front=None):
+    """What comes of a program under what is wished."""
+    started = time.perf_counter()
+    quiet = contextlib.redirect_stdout(io.StringIO())  # programs print, too
+    with warnings.catch_warnings(record=True) as warned, surroundings(program), quiet:
+        warnings.simplefilter("always")
+        plain = plain_run(program)
+        told = {str(w.message) for w in warned}
+        warned.clear()
+        verdict = _judged(plain, wishes, front or Front())
+        new = {str(w.message).split("\n")[0] for w in warned} - told
+    return dataclasses.replace(
+        verdict,
+        seconds=time.perf_counter() - started,
+        warned=tuple(sorted(t for t in new if "does not fit" not in t)),
+    )
+
+
+def _judged(plain, wishes, front):
+    program = plain.program
+    stage, built = "plan", build(program, front.mark)
+    started = time.perf_counter()
+    try:
+        first, named = built.split(built.args)
+        options = options_of(wishes, plain.bytes)
+        plan = front.plan(built.step, *first, **named, **options)
+        planning = time.perf_counter() - started
+        stage = "apply"
+        planned = front.apply(plan, built.step)
+        stage = "place"
+        placed = plan.place(*built.args[: built.state])
+        placed = (placed,) if built.state == 1 else placed
+        stage = "call"
+        got = _steps(built, planned, (*placed, *built.args[built.state :]))
+    except Exception as error:
+        return failed(stage, error, plain.error)
+    changes = what_moves(plan)
+    if plain.error is not None:
+        name = type(plain.error).__name__
+        return Verdict(
+            outcome="foreign",
+            kind=f"no error where the plain step ends in {name}",
+            message=str(plain.error)[:2000],
+        )
+    found, compared = _compared(plain, got, front.confirm)
+    return Verdict(
+        outcome="wrong" if found else "planned" if changes else "as written",
+        kind=f"wrong numbers with {', '.join(changes) or 'nothing moved'}"
+        if found
+        else "",
+        message=str(found) if found else "",
+        moved=changes,
+        compared=compared,
+        planning=planning,
+    )
+
+
+def _compared(plain, got, confirm):
+    """The difference that no rounding explains, looked for with more and more runs."""
+    variants = [_variant(plain, 0), _variant(plain, 1)]
+    found, steps = difference(plain.run, got, variants)
+    if not found or not confirm:
+        return found, steps
+    variants += [_variant(plain, seed) for seed in range(2, 8)]
+    variants += _other_programs(plain)
+    return difference(plain.run, got, variants)

@@ -1,0 +1,160 @@
+"""The instrument itself: what is planted is found, and what is only rounding is not."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stowax
+from differential import optimizers
+from differential.build import build
+from differential.calibrate import otherwise
+from differential.choosers import SeededChooser
+from differential.compare import difference
+from differential.judge import Front, judge
+from differential.layer_ops import OPS, Op
+from differential.programs import Program, Wishes, draw
+from differential.shrink import shrunk
+
+SMALL = Program(optimizer="momentum")
+
+
+def off_by(factor, at):
+    """`apply` that hands out steps whose call number `at` returns too much."""
+
+    def apply(plan, step):
+        planned, calls = plan.apply(step), []
+
+        def run(*args):
+            calls.append(None)
+            params, *rest = planned(*args)
+            if len(calls) == at:
+                params = jax.tree.map(lambda p: p * factor, params)
+            return params, *rest
+
+        return run
+
+    return apply
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_wrong_number_is_found(at):
+    verdict = judge(SMALL, Wishes(), Front(apply=off_by(1.001, at)))
+    assert verdict.outcome == "wrong"
+    assert f"step {at - 1}, [0]" in verdict.message
+
+
+def test_rounding_is_not_wrong():
+    verdict = judge(SMALL, Wishes(), Front(apply=off_by(1 + 2**-22, 1)))
+    assert (verdict.outcome, verdict.compared) == ("as written", 5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed", "x64"])
+def test_another_program_of_the_plain_step_is_no_false_alarm(dtype):
+    layer = ("matmul", "mlp", "attention", "sort", "layer norm")
+    program = dataclasses.replace(SMALL, layer=layer, dtype=dtype, optimizer="adam")
+    verdict = judge(program, Wishes(), otherwise(program))
+    assert verdict.outcome == "as written"
+    assert verdict.compared > 0
+
+
+def test_old_state_read_too_late_is_found():
+    """The parameters move by the momentum from before it was updated."""
+
+    def stale(params, momentum, grads, rate):
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        moved = jax.tree.map(lambda p, m: p - rate * m, params, momentum)
+        return moved, momentum
+
+    right = optimizers.BY_HAND["old momentum"]
+    program = dataclasses.replace(SMALL, optimizer="old momentum")
+
+    def apply(plan, step):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(optimizers.BY_HAND, "old momentum", (right[0], stale))
+            return jax.jit(build(program, stowax.stow).step)
+
+    assert judge(program, Wishes(), Front(apply=apply)).outcome == "wrong"
+
+
+def test_a_foreign_error_is_found():
+    def plan(*args, **options):
+        return {}["nothing"]
+
+    verdict = judge(SMALL, Wishes(), Front(plan=plan))
+    assert verdict.outcome == "foreign"
+    assert verdict.kind == "plan: KeyError: … @ no line of stowax"
+
+
+def test_an_error_of_stowax_is_a_refusal():
+    def plan(*args, **options):
+        return stowax.plan(*args, **{**options, "target": "no such machine"})
+
+    verdict = judge(SMALL, Wishes(), Front(plan=plan))
+    assert verdict.outcome == "refused"
+    assert "no such machine" in verdict.message
+
+
+def test_an_error_of_the_step_is_the_same_error(monkeypatch):
+    def fail(p, c, x, i):
+        raise ZeroDivisionError("by the layer")
+
+    monkeypatch.setitem(OPS, "fails", Op(run=fail))
+    broken = dataclasses.replace(SMALL, layer=("fails",))
+    assert judge(broken, Wishes()).outcome == "same error"
+
+    def plan(*args, **options):
+        raise KeyError("something else")
+
+    assert judge(broken, Wishes(), Front(plan=plan)).outcome == "foreign"
+
+
+def run_of(*values):
+    return [{"loss": np.float32(v)} for v in values]
+
+
+def test_steps_are_compared_while_plain_runs_agree():
+    plain = run_of(1, 1, 1)
+    parted = run_of(1, 1.5, 3)
+    found, steps = difference(plain, run_of(1, 1, 7), [parted])
+    assert (found, steps) == (None, 2)
+    found, _ = difference(plain, run_of(1.01, 1, 1), [parted])
+    assert found.step == 0  # the first step is compared whatever comes later
+
+
+def test_infinities_are_equal_only_at_the_same_place():
+    plain = run_of(np.inf, np.nan)
+    assert difference(plain, run_of(np.inf, np.nan), []) == (None, 2)
+    assert difference(plain, run_of(-np.inf, np.nan), [])[0].step == 0
+    assert difference(plain, run_of(np.inf, 1), [])[0].step == 1
+
+
+def test_dtypes_and_structures_are_compared():
+    plain = [{"loss": np.float32(1)}]
+    assert "float64" in difference(plain, [{"loss": np.float64(1)}], [])[0].leaf
+    assert "structure" in difference(plain, [{"gain": np.float32(1)}], [])[0].leaf
+    counts = [{"count": np.int32(1)}]
+    assert difference(counts, [{"count": np.int32(2)}], [])[0].error == np.inf
+
+
+def test_a_seed_makes_one_program():
+    assert draw(SeededChooser(5)) == draw(SeededChooser(5))
+    assert len({draw(SeededChooser(seed)) for seed in range(50)}) == 50
+
+
+def test_a_failure_is_simplified_to_what_causes_it():
+    program, wishes = draw(SeededChooser(3))
+    program = dataclasses.replace(program, layer=("tanh", "sort", "mlp"))
+    fails = lambda program, wishes: "sort" in program.layer
+    found = shrunk(program, wishes, fails)
+    assert found == (Program(layer=("sort",)), Wishes())
+
+
+def test_marks_do_not_change_the_plain_step():
+    """A program computes the same whatever it is marked with."""
+    built = [build(SMALL, mark) for mark in (stowax.stow, jax.jit)]
+    one, other = (jax.jit(b.step)(*b.args) for b in built)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=jnp.finfo(a.dtype).eps * 64)

@@ -36,6 +36,7 @@ from .._search._improve import improve
 from .._search._loop import MOST_COMPILES, Search
 from .._search._parts import InParts, in_parts
 from .._search._refusals import narrower
+from .._search._trial import check_offloads
 from .._state._shards import device_bytes
 from .._step._recording import Recording
 from .._step._trace import reading_less, record_for, trace_step
@@ -259,11 +260,14 @@ def _searched(asked: Asked, search: Search) -> Found:
     forms = AsWritten(rolled=search, **wishes), Returned(rolled=search, **wishes)
     try:
         found = find_plan(search, *forms)
+        check_offloads(found.best.measured)
     except (CompileError, OffloadVanishedError) as error:
         return _narrower(search, error)
     try:
         better = in_parts(found, InParts(**wishes), most)
-        return improve(better, most, one_more=asked.has_one_more(better))
+        better = improve(better, most, one_more=asked.has_one_more(better))
+        check_offloads(better.best.measured)
+        return better
     except (CompileError, OffloadVanishedError) as error:
         search.say(f"a change of the plan is left out: {str(error).splitlines()[0]}")
         return found
@@ -274,7 +278,9 @@ def _narrower(search: Search, error: StowaxError) -> Found:
     for other in narrower(search, error):
         search.say(f"planning anew: {other.survey.refused[-1]}")
         try:
-            return find_plan(other, lambda: None, lambda: None)
+            found = find_plan(other, lambda: None, lambda: None)
+            check_offloads(found.best.measured)
+            return found
         except (CompileError, OffloadVanishedError):
             continue
     raise error

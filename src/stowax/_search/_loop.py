@@ -112,6 +112,7 @@ class Search:
     def best(self) -> Attempt:
         """The best attempt that fits, else the one that needs the least."""
         fitting = [a for a in self.attempts if self.fits(a)]
+        fitting = [a for a in fitting if a.is_sound] or fitting
         if fitting:
             return min(fitting, key=lambda a: a.measured.step_seconds)
         return min(self.attempts, key=lambda a: a.measured.compiled_bytes)

@@ -28,7 +28,8 @@ Stays = Callable[[Body, Value], bool]
 def narrower(search: Search, error: StowaxError) -> Iterator[Search]:
     """Searches that offload less than `search`, each less than the one before.
 
-    None of them is without something that the user pinned to host memory.
+    That goes for what was pinned to host memory, too: a pin holds for what it is
+    possible for, and the plan's notes say what it is not.
     """
     survey = search.survey
     named = _named(survey, str(error))
@@ -42,28 +43,26 @@ def narrower(search: Search, error: StowaxError) -> Iterator[Search]:
     for what, stays in ways:
         done.append(stays)
         own = _keeping(survey, done)
-        if own is None or own.bodies == survey.bodies:
+        if own.bodies == survey.bodies:
             continue
         note = (
             f"{what} may not be offloaded: the compiler refused the program "
             f"({_first_line(error)})"
         )
         refused = (*survey.refused, note)
-        free = _keeping(search.free, done) or search.free
+        free = _keeping(search.free, done)
         survey = dataclasses.replace(own, refused=refused)
         yield anew(search, survey=survey, free=free, log=[], plain={})
 
 
-def _keeping(survey: Survey, ways: list[Stays]) -> Survey | None:
-    """The survey with some values on the device, `None` if one may not stay there."""
+def _keeping(survey: Survey, ways: list[Stays]) -> Survey:
+    """The survey with some values on the device, or computed again."""
     bodies = []
     for body in survey.bodies:
         values = []
         for value in body.values:
             if "offload" in value.allowed and any(stays(body, value) for stays in ways):
-                allowed = value.allowed - {"offload"}
-                if not allowed:
-                    return None
+                allowed = value.allowed - {"offload"} or frozenset({"keep"})
                 value = dataclasses.replace(
                     value, allowed=allowed, stays=value.stays or "the compiler refused"
                 )

@@ -98,7 +98,8 @@ def test_a_gradient_that_a_small_learning_rate_would_hide(monkeypatch):
     reload_of(value, monkeypatch)
     v = verify(plan, step, (params, x))
     # The product is read again for its sine, which only one gradient needs.
-    assert failed(v) == {"loss_fn: args[0]['down']"}
+    assert "loss_fn: args[0]['down']" in failed(v)
+    assert failed(v) <= {"loss_fn: args[0]['down']", "out[0]['down']"}
     assert [b.value for b in v.blamed] == [value]
     assert v.notes[0].startswith("In 2 of 5 leaves rounding alone explains as much as")
 
@@ -315,12 +316,17 @@ def test_no_room_on_the_device_is_said(version, instead, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_every_float_moves_by_a_rounding_under_strict_promotion(dtype):
+def test_an_eighth_of_the_floats_moves_by_a_rounding_under_strict_promotion(dtype):
     # The tests run under it, and bfloat16 beside float32 is an error there.
-    leaf = jnp.linspace(1.0, 1.9, 64, dtype=dtype)
+    leaf = jnp.linspace(1.0, 1.9, 4096, dtype=dtype)
     unit = float(jnp.finfo(dtype).eps) / 2
     rounding = _tolerance.Rounding(unit=unit, terms=1.0)
     moved = _tolerance.shaken(leaf, rounding, seed=1)
+    other = _tolerance.shaken(leaf, rounding, seed=1, number=1)
     assert moved.dtype == dtype
-    change = np.abs(np.asarray(moved, np.float64) / np.asarray(leaf, np.float64) - 1)
-    assert np.all((change > 0) & (change <= 4 * unit))
+    change = np.asarray(moved, np.float64) / np.asarray(leaf, np.float64) - 1
+    assert np.all(np.abs(change) <= 4 * unit)
+    # Of 4096 draws with probability 1/8: five standard deviations of 21 around 512.
+    assert 405 < np.sum(change != 0) < 619
+    assert 200 < np.sum(change > 0) < 312
+    assert not np.array_equal(moved, other)

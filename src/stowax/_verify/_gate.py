@@ -1,6 +1,5 @@
 """The runs of one verification, in their order, and what they have found so far."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from .._records._verification import Reference as ReferenceName
 from .._step._trace import Step
 from ._compare import GONE, STATE_ROLES, Difference, Digest, Reference, State
 from ._gradients import NoGradients, common_names, gradient_version
-from ._own import fed_back, objects_in
+from ._own import fed_back
 from ._run import StepFails, Version, plain_version, planned_version, run_steps
 from ._tolerance import MORE_SHAKES, SHAKES, Rounding, rounding_of, shaken
 
@@ -43,10 +42,10 @@ class Gate:
         self.traced, self.say, self.runs = traced, say, 0
         self.notes: list[str] = []
         device = _cpu() if reference == "cpu" else None
-        self.pairs: Mapping[int, int] = {}
-        plain = plain_version(step, args, plan.arguments, {}, traced.donate, device)
-        self.pairs = self._pairs(plain)
-        self.plain = dataclasses.replace(plain, pairs=self.pairs)
+        self.pairs = self._pairs()
+        self.plain = plain_version(
+            step, args, plan.arguments, self.pairs, traced.donate, device
+        )
         platform = (device or jax.devices()[0]).platform
         self.rounding = self._rounding(platform)
         state = State(
@@ -58,10 +57,9 @@ class Gate:
         self.gradients: Reference | None = None
         self.names: frozenset[str] = frozenset()
 
-    def _pairs(self, plain: Version) -> dict[int, int]:
+    def _pairs(self) -> Mapping[int, int]:
         """Which result takes the place of which array of the arguments."""
-        function = self.step if objects_in(self.args) else plain.jitted
-        out = jax.eval_shape(function, *self.args)
+        out = jax.eval_shape(self.step, *self.args)
         arguments = jax.tree.leaves_with_path(self.args)
         given = enumerate(self.traced.arguments)
         batch = {i for i, a in given if a.role not in STATE_ROLES}

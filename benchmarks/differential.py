@@ -3,6 +3,7 @@
     python -m benchmarks.differential --programs 10000 --minutes 60
     python -m benchmarks.differential --only 17            # one program, in words
     python -m benchmarks.differential --only 17 --shrink   # and made simpler
+    python -m benchmarks.differential --one-by-one         # one unusual part each
     python -m benchmarks.differential --compile v5p-8,h200 --budgets 2 --programs 300
     python -m benchmarks.differential --compile plain      # false alarms, if any
 
@@ -19,7 +20,6 @@ os.environ["STOWAX_CALIBRATION"] = os.path.join(os.devnull, "none")
 import argparse
 import contextlib
 import dataclasses
-import itertools
 import json
 import pathlib
 import queue
@@ -42,10 +42,12 @@ _PROCESS = (sys.executable, *COMMAND.split()[1:], "--work")
 
 
 def drawn(seed: int) -> tuple[Any, Any]:
-    """The program and wishes of a seed."""
+    """The program and wishes of a seed; of -1, -2, … those of `one_by_one`."""
     from tests.differential.choosers import SeededChooser
-    from tests.differential.programs import draw
+    from tests.differential.programs import draw, one_by_one
 
+    if seed < 0:
+        return one_by_one()[-1 - seed]
     return draw(SeededChooser(seed))
 
 
@@ -210,6 +212,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=pathlib.Path, default=RESULT)
     parser.add_argument("--only", type=int, help="this seed alone, in words")
     parser.add_argument("--shrink", action="store_true", help="with --only")
+    parser.add_argument(
+        "--one-by-one", action="store_true", help="one unusual part each, no seeds"
+    )
     parser.add_argument("--compile", default="", help="targets that are not there")
     parser.add_argument("--budgets", type=int, default=2)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -231,6 +236,8 @@ def main(arguments: list[str] | None = None) -> int:
         for name, value in (("compile", asked.compile), ("seed", asked.seed))
         if value
     )
+    if asked.one_by_one:
+        named += " --one-by-one"
 
     def write(records: list[dict[str, Any]]) -> None:
         table = differential_table.table(records, f"{named} --programs {len(records)}")
@@ -245,7 +252,11 @@ def main(arguments: list[str] | None = None) -> int:
             print(differential_table.one_line(records), flush=True)
             write(records)
 
-    seeds = itertools.islice(itertools.count(asked.seed), asked.programs)
+    seeds = range(asked.seed, asked.seed + asked.programs)
+    if asked.one_by_one:
+        from tests.differential.programs import one_by_one
+
+        seeds = range(-1, -1 - len(one_by_one()), -1)
     records = campaign(seeds, asked.minutes, asked.processes, more, say)
     write(records)
     print(differential_table.one_line(records))

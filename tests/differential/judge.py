@@ -152,12 +152,13 @@ def what_moves(plan):
     return tuple(sorted(found))
 
 
-def _shape_of(message):
+def shape_of(message):
     """A message without what differs from program to program."""
     text = message.strip().split("\n")[0]
     text = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{6,}\b|0x[0-9a-f]+", "#", text)
     text = re.sub(r"\d[\d.,]*", "#", text)
-    return re.sub(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)", "…", text)[:140]
+    text = re.sub(r"#\.?#?-[\w#]+", "#", text)
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)", "…", text)[:100]
 
 
 def _frame(error):
@@ -182,9 +183,9 @@ def failed(stage, error, plain):
     if plain is not None:
         alike = isinstance(error, stowax.StowaxError | type(plain))
         if alike or isinstance(plain, type(error)):
-            kind = f"{type(plain).__name__}: {_shape_of(str(plain))}"
+            kind = f"{type(plain).__name__}: {shape_of(str(plain))}"
             return Verdict(outcome="same error", kind=kind, message=message)
-    kind = f"{stage}: {name}: {_shape_of(str(error))}"
+    kind = f"{stage}: {name}: {shape_of(str(error))}"
     if isinstance(error, stowax.StowaxError):
         return Verdict(outcome="refused", kind=kind, message=message)
     where = _frame(error)

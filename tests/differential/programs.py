@@ -301,3 +301,36 @@ def settled(program):
     if form == "keyword arguments" and program.marks == "several":
         changes["marks"] = "whole"
     return dataclasses.replace(program, **changes)
+
+
+_PARTS = {
+    "mesh": MESHES,
+    "loop": LOOPS,
+    "form": FORMS,
+    "around": AROUND,
+    "arguments": ARGUMENTS,
+    "dtype": DTYPES,
+    "marks": MARKS,
+    "loss": LOSSES,
+    "optimizer": OPTIMIZERS,
+}
+
+
+def one_by_one():
+    """Programs with one unusual part each: what fails here is simple already.
+
+    Half of what they take makes each of them move something.
+    """
+    usual = Program(layer=("matmul", "tanh"), layers=4, size="streamed")
+    usual = dataclasses.replace(usual, other=("mlp",), optimizer="momentum")
+    parts = [{name: word} for name, words in _PARTS.items() for word in words]
+    parts += [{"layer": ("matmul", name)} for name in OPS]
+    made = []
+    for part in parts:
+        program = settled(dataclasses.replace(usual, **part))
+        if program.loop not in ("two stacks", "encoder decoder"):
+            program = dataclasses.replace(program, other=())
+        target = "h200" if program.mesh == "none" else "cpu"
+        pin = () if target == "h200" else (("activation", "recompute"),)
+        made.append((program, Wishes(target=target, budget=0.5, pin=pin)))
+    return list(dict.fromkeys(made))

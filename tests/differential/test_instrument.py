@@ -13,9 +13,9 @@ from differential.build import build
 from differential.calibrate import otherwise
 from differential.choosers import SeededChooser
 from differential.compare import difference
-from differential.judge import Front, judge
+from differential.judge import Front, judge, shape_of
 from differential.layer_ops import OPS, Op
-from differential.programs import Program, Wishes, draw
+from differential.programs import FORMS, Program, Wishes, draw, one_by_one, settled
 from differential.shrink import shrunk
 
 SMALL = Program(optimizer="momentum")
@@ -158,3 +158,20 @@ def test_marks_do_not_change_the_plain_step():
     one, other = (jax.jit(b.step)(*b.args) for b in built)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=jnp.finfo(a.dtype).eps * 64)
+
+
+def test_errors_that_look_alike_are_of_one_kind():
+    body = "step: its repeated body {}.0-{} (2fe1, 4 times, at {}) is not in the plan"
+    one, other = (
+        body.format("2641749e", "7", "a.py:156"),
+        body.format("03486a60", "b", "b.py:15"),
+    )
+    assert shape_of(one) == shape_of(other)
+    assert shape_of(one) == "step: its repeated body # … is not in the plan"
+
+
+def test_programs_with_one_unusual_part_are_numbered():
+    made = one_by_one()
+    assert len(set(made)) == len(made)
+    assert all(program == settled(program) for program, _ in made)
+    assert {program.form for program, _ in made} == set(FORMS)

@@ -14,6 +14,7 @@ another learning rate is the same step to a plan.
 import dataclasses
 import enum
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,14 +53,34 @@ def digest(jaxpr: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def says_nothing(equation: Any) -> bool:
+    """Whether an equation changes no element, but only what JAX knows of an array.
+
+    Derivative rules put a scalar onto the mesh, where there is one; others reshard over
+    axes that the compiler partitions, or constrain what is on one device. Weak types
+    are made strong: those of a state are in its first step, and are not in the second.
+    Left in, the same step would be another program.
+    """
+    name, params = equation.primitive.name, equation.params
+    if name == "reshard":
+        return (
+            equation.invars[0].aval.ndim == 0
+            or not params["dst_sharding"].mesh.explicit_axes
+        )
+    if name == "convert_element_type" and params.get("sharding") is None:
+        return equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype
+    return name == "sharding_constraint" and len(params["sharding"].device_set) == 1
+
+
 def _write(jaxpr: Any, given: Mapping[int, str], lines: list[str]) -> None:
     """Writes `jaxpr`; `given` has the inputs that are known to be literals."""
     opened = _jax.open_jaxpr(jaxpr)
     names: dict[Any, str] = {}
+    numbers = itertools.count()
 
     def name_all(variables: Sequence[Any]) -> str:
         for v in variables:
-            names[v] = str(len(names))
+            names[v] = str(next(numbers))
         return " ".join(_type(v.aval) for v in variables)
 
     def read(atom: Any) -> str:
@@ -73,6 +94,9 @@ def _write(jaxpr: Any, given: Mapping[int, str], lines: list[str]) -> None:
     lines.append(f"({name_all(inputs)})")
     for equation in opened.eqns:
         operands = [read(v) for v in equation.invars]
+        if says_nothing(equation):
+            names[equation.outvars[0]] = operands[0]
+            continue
         literals = {k: w for k, w in enumerate(operands) if w == _LITERAL}
         shown = operands
         if _jaxprs_in(equation):

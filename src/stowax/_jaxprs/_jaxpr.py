@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from ._canonical import digest
+from ._canonical import digest, says_nothing
 from ._control_flow import is_control_flow, rebuild
 
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "checkpoint"})
@@ -60,22 +60,6 @@ def _constrain(values: list[Any], equation: Any) -> list[Any]:
     ]
 
 
-def _says_nothing(equation: Any) -> bool:
-    """Whether an equation is about a mesh only, and means nothing there.
-
-    Derivative rules put a scalar onto the mesh, where there is one; others reshard over
-    axes that the compiler partitions, or constrain what is on one device. Left in, the
-    same step would be another program under a mesh.
-    """
-    name, params = equation.primitive.name, equation.params
-    if name == "reshard":
-        return (
-            equation.invars[0].aval.ndim == 0
-            or not params["dst_sharding"].mesh.explicit_axes
-        )
-    return name == "sharding_constraint" and len(params["sharding"].device_set) == 1
-
-
 def evaluate(
     jaxpr: Any,
     inputs: Sequence[Any],
@@ -104,7 +88,7 @@ def evaluate(
         replaced = visit(equation, values)
         if replaced is not None:
             out = replaced
-        elif _says_nothing(equation):
+        elif says_nothing(equation):
             out = values
         elif inner is not None and not (
             is_checkpoint(equation) and keep_checkpoint(equation)

@@ -77,7 +77,12 @@ class Recording:
         """
         if not self.calls:
             return evaluate(self.jaxpr, values, keep_checkpoint=always, visit=as_is)
-        return Replay(self.calls, rewriter).run(self.jaxpr, values)
+        out = Replay(self.calls, rewriter).run(self.jaxpr, values)
+        variables = _jax.open_jaxpr(self.jaxpr).outvars
+        return [
+            _typed(value, variable.aval)
+            for value, variable in zip(out, variables, strict=True)
+        ]
 
 
 def record_step(
@@ -118,6 +123,13 @@ def record_step(
         names=tuple(dict.fromkeys(recorder.names)),
         changed=seen["changed"],
     )
+
+
+def _typed(value: Any, aval: Any) -> Any:
+    """A result with the type that the step gives it: weak types are lost on the way."""
+    if getattr(aval, "weak_type", False) or not _jax.aval_of(value).weak_type:
+        return value
+    return jax.lax.convert_element_type(value, aval.dtype)
 
 
 def _changed(

@@ -52,6 +52,23 @@ def observe(value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the step's arguments and results stand in their trees, by flat position."""
+
+    arguments: tuple[tuple[Any, ...], ...]
+    results: tuple[tuple[Any, ...], ...]
+
+    def same(self, i: int, k: int) -> bool:
+        """Whether a result stands where an argument does: `step(a, b) -> (a, b)`."""
+        return self.arguments[i] == self.results[k]
+
+    def below(self, i: int, k: int) -> bool:
+        """Whether it does below one of the arguments, and of the results or in all."""
+        mine = self.arguments[i][1:]
+        return bool(mine) and mine in (self.results[k], self.results[k][1:])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
     """The role of every input of a step, and what becomes of its state.
 
@@ -65,15 +82,14 @@ class Roles:
     updates: Mapping[int, int]
 
 
-def find_roles(
-    jaxpr: Any, positions: Sequence[int], boundary: Mapping[str, Emission]
-) -> Roles:
+def find_roles(jaxpr: Any, places: Places, boundary: Mapping[str, Emission]) -> Roles:
     """The roles of a step's inputs.
 
     The jaxpr is that of a step in which marked inputs went through `observe`, with the
-    loops of `boundary` in it. `positions` are those of the arguments that the inputs
-    belong to: what lies in one tree with a frozen weight is frozen, too.
+    loops of `boundary` in it. What lies in one tree with a frozen weight is frozen,
+    too.
     """
+    positions = [path[0].idx for path in places.arguments]
     count = len(positions)
     reached = {_DIFFERENTIATED: 0, _CONSTANT: 0}
     differentiated = False
@@ -114,19 +130,24 @@ def find_roles(
     return Roles(
         roles=tuple(roles),
         differentiated=trained if differentiated else None,
-        updates=_pair(jaxpr, roles, outputs, trained),
+        updates=_pair(jaxpr, roles, outputs, trained, places),
     )
 
 
 def _pair(
-    jaxpr: Any, roles: Sequence[Role], reached: Sequence[int], trained: Collection[int]
+    jaxpr: Any,
+    roles: Sequence[Role],
+    reached: Sequence[int],
+    trained: Collection[int],
+    places: Places,
 ) -> dict[int, int]:
     """State → the output of its type that takes its place.
 
-    First what is returned as it came, then the first output that is made of it and not
-    yet taken: so a training loop's own order decides between arrays of one type, since
-    state goes in and comes out as a tree of one structure. At last parameters that are
-    made anew of other state, a copy of higher precision.
+    First what stands at the same place of the tree that is returned: a training loop
+    hands it on as that. Of a parameter it has to be made directly: its gradient has
+    such a place, too. Then what is returned as it came, and the first output that is
+    made of it and not yet taken. At last parameters that are made anew of other state,
+    a copy of higher precision.
     """
     opened = _jax.open_jaxpr(jaxpr)
     count = len(roles)
@@ -145,6 +166,16 @@ def _pair(
                 del free[k]
                 return
 
+    def is_made_of(k: int, i: int) -> bool:
+        return bool(direct[k] >> i & 1) or opened.outvars[k] is opened.invars[i]
+
+    def stays(i: int, k: int) -> bool:
+        return roles[i] == "optimizer state" or is_made_of(k, i)
+
+    for i in state:
+        take(i, lambda k, i=i: places.same(i, k) and stays(i, k))
+    for i in state:
+        take(i, lambda k, i=i: places.below(i, k) and stays(i, k))
     for i in state:
         take(i, lambda k, i=i: opened.outvars[k] is opened.invars[i])
     for i in state:

@@ -22,7 +22,7 @@ from .._records._stages import Role
 from ._checks import check_traced
 from ._donation import find_donated
 from ._recording import Recording, as_written, record, why_not
-from ._roles import find_roles, observe
+from ._roles import Places, find_roles, observe
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +189,7 @@ def _read(
         lambda *values: recording.replay(rewriter, values),
         *[spec_of(v.aval) for v in _jax.open_jaxpr(recording.jaxpr).invars],
     )
-    positions = [path[0].idx for path, _ in leaves]
-    found_roles = find_roles(jaxpr, positions, boundary)
+    found_roles = find_roles(jaxpr, _places(leaves, recording.outputs), boundary)
     arguments = tuple(
         Argument(path=_path(path), position=path[0].idx, spec=spec, role=role)
         for (path, _), spec, role in zip(leaves, specs, found_roles.roles, strict=True)
@@ -214,6 +213,14 @@ def _read(
         boundary=boundary,
         jaxpr=jaxpr,
         linearized=linearized,
+    )
+
+
+def _places(leaves: Sequence[Any], outputs: Any) -> Places:
+    numbered = jax.tree.unflatten(outputs, range(outputs.num_leaves))
+    return Places(
+        arguments=tuple(tuple(path) for path, _ in leaves),
+        results=tuple(tuple(path) for path, _ in jax.tree.leaves_with_path(numbered)),
     )
 
 

@@ -70,13 +70,12 @@ class _Free:
         for path, argument in wanted:
             kind = _kind(argument.spec)
             place = path[path.index("]") + 1 :]
-            if place and self.places.get(place) == kind:
-                types[kind] += 1
-            elif argument.role in ("batch", "parameter"):
-                return path
-            else:
-                types[kind] += 1
-            if types[kind] > self.types[kind]:
+            there = place and self.places.get(place) == kind
+            types[kind] += 1
+            lost = argument.role == "parameter" or (
+                argument.role == "batch" and not there
+            )
+            if lost or types[kind] > self.types[kind]:
                 return path
         self.types -= types
         return None

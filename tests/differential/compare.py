@@ -60,7 +60,11 @@ def moved(tree, size, seed):
             return leaf
         signs = random.choice([-1.0, 1.0], leaf.shape)
         values = np.asarray(leaf).astype(np.float64) * (1 + size * signs)
-        return jax.device_put(values.astype(leaf.dtype), leaf.sharding)
+        values = values.astype(leaf.dtype)
+        # Committed as it was: else the step is compiled once more.
+        if leaf.committed:
+            return jax.device_put(values, leaf.sharding)
+        return jnp.asarray(values)
 
     return jax.tree.map(move, tree)
 

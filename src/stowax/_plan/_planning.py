@@ -33,6 +33,7 @@ def plan(
     compiles: int | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: _asked.Progress = None,
+    **kwargs: Any,
 ) -> Plan:
     """Decides what `step` keeps, offloads and computes again, and proves that it fits.
 
@@ -63,6 +64,7 @@ def plan(
       another day or for another budget, compiles nothing twice. `None`: none are kept.
     - `progress`: called with lines of text; `None`: standard error, if planning takes
       over two seconds; `False`: nothing.
+    - `kwargs`: arguments of the step that it is called with by their names.
 
     **Returns:** a `Plan`; `fits` says whether its compiled program stays within the
     budget.
@@ -92,6 +94,7 @@ def plan(
         compiles=compiles,
         cache=cache,
         progress=progress,
+        **kwargs,
     )
     return made
 
@@ -111,6 +114,7 @@ def plans(
     compiles: int | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: _asked.Progress = None,
+    **kwargs: Any,
 ) -> tuple[Plan, ...]:
     """One plan per budget: what more memory buys, and where it stops to buy anything.
 
@@ -134,6 +138,7 @@ def plans(
     started = time.perf_counter()
     _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
     _asked.check_compiles(compiles, MOST_COMPILES)
+    args = _asked.in_order(step, args, kwargs)
     machine = target if isinstance(target, Target) else find_target(target)
     limits = _asked.device_budgets(budgets, machine)
     asked = Asked(

@@ -26,6 +26,7 @@ import queue
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -88,7 +89,6 @@ def work(targets: str, budgets: int) -> None:
     out = os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
     _start_jax()
     import jax
 
@@ -118,16 +118,19 @@ class _Worker:
 
     def __init__(self, more: list[str]):
         self._more, self._process, self._done = more, None, 0
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
 
     def judge(self, seed: int) -> dict[str, Any]:
         """The record of one seed."""
         if self._process is None or self._done >= _PROGRAMS_OF_A_PROCESS:
             self.stop()
+            self._words.seek(0)
+            self._words.truncate()
             self._process = subprocess.Popen(
                 [*_PROCESS, *self._more],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._words,
                 text=True,
             )
             self._done = 0
@@ -144,7 +147,14 @@ class _Worker:
         self.stop()
         if code is None:
             return _lost(seed, f"no end within {SECONDS_OF_A_PROGRAM} s", "")
-        return _lost(seed, f"the process ended with {code}", "")
+        self._words.seek(0)
+        last = self._words.read().decode(errors="replace").strip()[-1000:]
+        return _lost(seed, f"the process ended with {code}", last)
+
+    def close(self) -> None:
+        """Ends the process, and forgets what it said."""
+        self.stop()
+        self._words.close()
 
     def stop(self) -> None:
         """Ends the process."""
@@ -174,7 +184,7 @@ def campaign(
         except queue.Empty:
             return
         finally:
-            worker.stop()
+            worker.close()
 
     threads = [threading.Thread(target=run) for _ in range(processes)]
     for thread in threads:

@@ -48,9 +48,14 @@ def classes(
 
 
 def failures(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every class of failures with all its seeds and one message, for machines."""
+    """Every class of failures with all its seeds and one message, for machines.
+
+    Paths in messages begin in the checkout.
+    """
+    root = str(_record.RESULTS.parents[1]) + "/"
+    short = lambda message: message.replace(root, "")
     return [
-        {"outcome": outcome, "kind": kind, "seeds": seeds, "message": message}
+        {"outcome": outcome, "kind": kind, "seeds": seeds, "message": short(message)}
         for outcome, kind, seeds, message in classes(records, (*FAULTS, "refused"))
     ]
 

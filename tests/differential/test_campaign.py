@@ -51,7 +51,7 @@ class StandIn:
     def judge(self, seed):
         return record(seed, "planned")
 
-    def stop(self):
+    def close(self):
         pass
 
 
@@ -68,4 +68,5 @@ def test_a_process_that_dies_is_a_failure_with_its_seed(monkeypatch):
     (verdict,) = found["verdicts"]
     assert (found["seed"], verdict["outcome"]) == (7, "foreign")
     assert verdict["kind"] == "the process ended with 1"
-    worker.stop()
+    assert "ZeroDivisionError" in verdict["message"]
+    worker.close()

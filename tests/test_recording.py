@@ -254,7 +254,8 @@ def test_a_plan_fits_the_step_in_another_process(tmp_path):
         args = jnp.ones((3, 2, 8, 8)), jnp.ones((16, 8)), jnp.zeros(16, jnp.int32)
         if sys.argv[1] == "plan":
             jax.jit(jax.grad(loss))(*args)  # fills JAX's caches
-            plan = stowax.plan(step, *args, pin={"activation": "recompute"}, progress=False)
+            pin = {"activation": "recompute"}
+            plan = stowax.plan(step, *args, pin=pin, progress=False)
             plan.save(sys.argv[2])
         else:
             plan = stowax.load_plan(sys.argv[2])

@@ -61,6 +61,14 @@ def source_of(equation: Any) -> Iterator[None]:
         yield
 
 
+def bind_here(equation: Any, inputs: Sequence[Any]) -> list[Any]:
+    """`bind` under the mesh that is set here, not the one of the equation."""
+    params = equation.primitive.get_bind_params(equation.params)
+    with _source_info.user_context(equation.source_info.traceback):
+        out = equation.primitive.bind(*inputs, **params)
+    return list(out) if equation.primitive.multiple_results else [out]
+
+
 def context_of(equation: Any) -> contextlib.AbstractContextManager[Any]:
     """What is traced inside is traced under the settings that `equation` was."""
     return equation.ctx.manager

@@ -170,10 +170,13 @@ class Writer:
         """Buffers and waiting gradients, before the first iteration."""
         count = self.stack.count
         buffers = {i: p.empty(count, self.parts[i]) for i, p in self.places.items()}
-        waiting = {
-            i: jnp.zeros(self.parts[i].shape, self.parts[i].dtype) for i in self.late
-        }
+        waiting = {i: self._nothing(i) for i in self.late}
         return {**buffers, **self.wholes}, waiting
+
+    def _nothing(self, i: int) -> Any:
+        part, sharding = self.parts[i], self.parts[i].sharding
+        typed = sharding is not None and sharding.mesh.explicit_axes
+        return jnp.zeros(part.shape, part.dtype, device=sharding if typed else None)
 
     def write_waiting(
         self, buffers: Mapping[int, Any], waiting: Mapping[int, Any], number: Any

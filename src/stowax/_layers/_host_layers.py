@@ -200,8 +200,11 @@ class HostGradients:
         """The buffer for `count` parts of the type `part`, that of `finish`."""
         shape = list(part.shape)
         shape.insert(self.axis, count)
-        buffer = _jax.empty_on_host(shape, part.dtype)
-        return _split(buffer, _with_axis(self.sharding, self.axis, part.ndim))
+        sharding = _with_axis(self.sharding, self.axis, part.ndim)
+        if _is_in_types(sharding):
+            bare = NamedSharding(sharding.mesh, sharding.spec)
+            return _jax.empty_on_host(shape, part.dtype, bare)
+        return _split(_jax.empty_on_host(shape, part.dtype), sharding)
 
     def finish(self, gradient: Any) -> Any:
         """A layer's gradient as it is to lie in host memory."""
@@ -297,7 +300,17 @@ def _with_axis(sharding: Any, axis: int, ndim: int) -> Any:
 def _split(value: Any, sharding: Any) -> Any:
     if sharding is None:
         return value
+    if _is_in_types(sharding):
+        wanted = NamedSharding(sharding.mesh, sharding.spec)
+        there = _jax.aval_of(value).sharding
+        same = wanted.is_equivalent_to(there, value.ndim)
+        return value if same else jax.sharding.reshard(value, wanted)
     return jax.lax.with_sharding_constraint(value, sharding)
+
+
+def _is_in_types(sharding: Any) -> bool:
+    """Whether types say how arrays are spread over this mesh."""
+    return sharding is not None and bool(sharding.mesh.explicit_axes)
 
 
 def can_stream(part: Any, *, platform: str) -> bool:

@@ -21,6 +21,7 @@ the others are read first and then written; while the one goes out, the others c
 of loops would be moved, some to the very beginning of the step, and hold memory.
 """
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ from ._pieces import (
     typed_starts,
     view_starts,
 )
+from ._plain_types import in_plain_types
 from ._proof import not_proven, prove
 from ._record import Group, Streamed
 from ._totals import first_total, last_total, next_total
@@ -99,7 +101,8 @@ def run_streamed(
             continue
         if isinstance(item, Group):
             begin = (signs or latest, bool(signs))
-            results, signs = _run_group(program, item, env, host, begin, in_turn)
+            run = functools.partial(_run_group, program, item, in_turn=in_turn)
+            results, signs = in_plain_types(run, program, item, env, host, begin)
             env.update(results)
             continue
         node = program.nodes[item]
@@ -313,7 +316,7 @@ class _Loop:
             elif node.equation.primitive.name == "sharding_constraint":
                 out = operands
             else:
-                out = bind(node.equation, operands)
+                out = _jax.bind_here(node.equation, operands)
             values.update(zip(node.outputs, out, strict=True))
         return values
 

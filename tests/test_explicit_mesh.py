@@ -1,0 +1,98 @@
+"""Meshes with Explicit axes, which `jax.make_mesh` makes: types say how arrays lie."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import stowax
+
+LAYERS, WIDTH, ROWS, DEVICES = 4, 256, 64, 8
+P = PartitionSpec
+TX = optax.adam(1e-2)
+EVERYTHING = {"optimizer state": "offload", "parameter": "offload"}
+
+
+def arrays_over(mesh, make):
+    def array(seed, *shape, spec):
+        return make(seed, shape, NamedSharding(mesh, spec))
+
+    params = {
+        name: array(k, LAYERS, WIDTH, WIDTH, spec=P(None, "d"))
+        for k, name in enumerate(("up", "down"))
+    }
+    return params, array(2, ROWS, WIDTH, spec=P("d"))
+
+
+def spec_of(seed, shape, sharding):
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+
+def number(seed, shape, sharding):
+    return jax.device_put(jax.random.normal(jax.random.key(seed), shape) / 16, sharding)
+
+
+def specs(mesh):
+    params, x = arrays_over(mesh, spec_of)
+
+    def spread(s):
+        if s.ndim == 0:
+            return s
+        sharding = NamedSharding(mesh, P(None, "d"))
+        return jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding)
+
+    return (params, jax.tree.map(spread, jax.eval_shape(TX.init, params))), x
+
+
+def layer(x, p):
+    p = jax.tree.map(lambda w: jax.sharding.reshard(w, P()), p)  # gathered, as in FSDP
+    return x + jnp.tanh(x @ p["up"]) @ p["down"], None
+
+
+@stowax.stow
+def loss_fn(params, x):
+    return jnp.mean(jnp.square(jax.lax.scan(layer, x, params)[0]))
+
+
+def step(state, x):
+    params, moments = state
+    value, grads = jax.value_and_grad(loss_fn)(params, x)
+    updates, moments = TX.update(grads, moments, params)
+    return (optax.apply_updates(params, updates), moments), value
+
+
+def mesh_over(devices):
+    array = np.array(devices[:DEVICES], dtype=object)
+    return Mesh(array, ("d",), axis_types=(AxisType.Explicit,))
+
+
+@pytest.mark.parametrize(
+    ("budget", "pin", "offloaded"),
+    [
+        ("1MiB", EVERYTHING, {"parameter", "optimizer state"}),
+        ("2MiB", {"layer input*": "offload", "*tanh*": "recompute"}, {"activation"}),
+    ],
+)
+def test_a_step_over_explicit_axes_is_planned(budget, pin, offloaded, usual_promotion):
+    target = stowax.target("h200x8")
+    planned_for, here = mesh_over(target.devices), mesh_over(jax.devices())
+    with jax.set_mesh(planned_for):
+        plan = stowax.plan(
+            step, *specs(planned_for), target=target, budget=budget, pin=pin
+        )
+    assert not any("as it is written" in note for note in plan.notes)
+    moved = {d.role for d in plan.decisions if d.decision == "offload"}
+    assert moved >= offloaded
+    params, x = arrays_over(here, number)
+    plain = params, TX.init(params)
+    mine = plan.place(jax.tree.map(jnp.copy, plain))
+    with jax.set_mesh(here):
+        run, jitted = plan.apply(step), jax.jit(step)
+        for _ in range(3):
+            (mine, value), (plain, expected) = run(mine, x), jitted(plain, x)
+            np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-4)
+        assert a.ndim == 0 or a.sharding.spec == b.sharding.spec

@@ -156,7 +156,7 @@ def aval_of(value: Any) -> Any:
 
 def dtype_in_jit(dtype: Any) -> Any:
     """The dtype that `jax.jit` makes of an argument's: NumPy's int64 becomes int32."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if jax.numpy.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     return jax.dtypes.canonicalize_dtype(dtype)
 

@@ -77,15 +77,17 @@ def apply_decisions(
     **Raises:** while tracing, `PlanMismatchError` if the step is not the one that the
     decisions were made for.
     """
-    if not isinstance(step, Recording):
-        check_step(step)
+    written = None if isinstance(step, Recording) else step
+    if written is not None:
+        check_step(written)
     jit = functools.partial(
         jax.jit,
         donate_argnums=donate,
         compiler_options=dict(compiler_options) if compiler_options else None,
     )
     if plan is None:
-        return jit(_checking(step, arguments))
+        assert written is not None, "a recording is of no use where nothing is planned"
+        return jit(_checking(written, arguments))
     stacks = plan.stacks
     unused = set(stacks)
 

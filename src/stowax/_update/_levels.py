@@ -166,11 +166,13 @@ def _written(
         node = program.nodes[position]
         level = max((value[i] for i in node.inputs if i is not None), default=0)
         for k in numbers:
-            read(question.feeds.chains[node.inputs[k]][0], level)
+            fed = node.inputs[k]
+            if fed is not None:
+                read(question.feeds.chains[fed][0], level)
     for leaf, number in results.items():
         read(number, found[leaf])  # another leaf's old value takes its place
         position = program.maker.get(number)
-        if position in member:
+        if position is not None and position in member:
             for operand in inputs_of(program, [position]):
                 read(operand, found[leaf])
     return found

@@ -77,7 +77,8 @@ def in_order(
         waiting[-1 - k].update(-1 - j for j in found)
     for position, numbers in feeds.served.items():
         for flat in numbers:
-            leaf, _ = feeds.chains[program.nodes[position].inputs[flat]]
+            fed = program.nodes[position].inputs[flat]
+            leaf, _ = feeds.chains[-1 if fed is None else fed]
             if leaf in writer and position in waiting:
                 waiting[writer[leaf]].add(position)
 

@@ -149,7 +149,7 @@ def flattened(value: np.ndarray) -> np.ndarray:
     rows = value.shape[0] if value.ndim > 1 else 1
     rows = rows if 1 < rows <= _MOST_SLICES and value.size else 1
     if jnp.issubdtype(value.dtype, np.complexfloating):
-        value = np.stack([value.real, value.imag], axis=-1)
+        value = np.stack([np.real(value), np.imag(value)], axis=-1)
     wide = value.astype(np.float64).reshape(rows, -1)
     return np.where(np.isfinite(wide), wide, 0.0)
 

@@ -81,9 +81,13 @@ def dead_updates(jaxpr: Any, arguments: Collection[int]) -> bool:
     wanted = [v for v in dead if _type(v) in kinds]
     if not wanted:
         return False
-    made_of = reach(_jax.with_outputs(jaxpr, wanted), _bits(opened), _in_place)
+    found = _jax.with_outputs(jaxpr, wanted)
+    made_of = reach(found, _bits(opened), _in_place)
+    reached = reach(found, _bits(opened))
     return any(
-        made & 1 << i and made & ~(1 << i) for made in made_of for i in arguments
+        made & 1 << i and others & ~(1 << i)
+        for made, others in zip(made_of, reached, strict=True)
+        for i in arguments
     )
 
 

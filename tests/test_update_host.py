@@ -18,7 +18,6 @@ import stowax
 import stowax._update._run
 from planned_models import QUICK, spec, target_or_skip
 from stowax import _jax
-from stowax._errors import OffloadVanishedError
 from stowax._hardware._figures import RATE, assumed
 from stowax._hlo._host_calls import is_planned, update_scope
 from stowax._layers._rewrite import Options
@@ -246,15 +245,15 @@ def test_a_plan_that_updates_on_the_host(tmp_path):
 
 
 @pytest.mark.once
-def test_a_planned_update_that_is_not_on_the_host_is_an_error(monkeypatch):
+def test_what_was_to_be_updated_on_the_host_and_is_not_stays(monkeypatch):
     monkeypatch.setattr(stowax._update._run, "runs_on_host", lambda *_: False)
-    with pytest.raises(OffloadVanishedError) as caught:
-        plan(target())
-    assert str(caught.value) == (
-        "The compiled program does not update these arrays on the host's processor, "
-        "although the plan says so: args[0]. Give forbid=['host update'], and please "
-        "report it with the step: it is stowax's fault."
+    found = plan(target())
+    assert not any(argument.on_host for argument in found.arguments)
+    words = (
+        "the compiler refused the program (The compiled program does not update these "
+        "arrays on the host's processor, although the plan says so: args[0]."
     )
+    assert any(words in note for note in found.notes)
 
 
 def donated_update(machine):

@@ -277,6 +277,7 @@ CASES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Specifying a key will be required")
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_three_steps_are_those_without_a_plan(name, form):
     if name in KNOWN_REFUSALS:

@@ -85,4 +85,4 @@ def _named(survey: Survey, message: str) -> set[tuple[str, int]]:
 
 
 def _first_line(error: StowaxError) -> str:
-    return str(error).splitlines()[0][:160]
+    return str(error).splitlines()[0][:300]

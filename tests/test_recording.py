@@ -11,7 +11,7 @@ import pytest
 
 import stowax
 from layered import run_layers
-from stowax._errors import StepError
+from stowax._errors import ArgumentError, StepError
 from stowax._jaxprs._canonical import digest, outline
 from stowax._layers._rewrite import Options, Rewriter
 from stowax._step._recording import record
@@ -316,3 +316,24 @@ def test_the_recording_keeps_effects_in_their_place():
     jax.effects_barrier()
     assert len(planned) == LAYERS
     np.testing.assert_allclose(planned, sorted(seen), rtol=1e-6)
+
+
+def test_arguments_by_their_names():
+    step, (weights, x) = update(stowax.stow(loss_of)), arrays()
+    found = stowax.plan(step, weights, x=x, pin={"*tanh*": "recompute"})
+    expected = jax.jit(step)(weights, x)
+    got = found.apply(step)(jnp.copy(weights), x=x)  # donated
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ArgumentError, match=r"^bugdet: got an argument that neither"):
+        stowax.plan(step, weights, x, bugdet="1GiB")
+
+    def by_name(weights, *, x):
+        return step(weights, x)
+
+    with pytest.raises(ArgumentError) as caught:
+        stowax.plan(by_name, weights, x=x)
+    assert str(caught.value) == (
+        "x: got an argument that the step takes by its name alone. Plan "
+        "functools.partial(step, x=...), with x fixed."
+    )

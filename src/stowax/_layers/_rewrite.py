@@ -66,12 +66,10 @@ class Rewriter:
         self.choose, self.options, self.prepare = choose, options, prepare
         self.label, self.boundary = label, boundary
         self.linearize = linearizer(options.keep_checkpoint, linearized)
-        self.calls: dict[str, str] = {}
 
     def run(self, call: Call) -> list[Any]:
         """The outputs of a call, its stacks run as `choose` says."""
         program = call.program(self.options.keep_checkpoint)
-        self.calls[program.fingerprint] = call.name
         key = "units", self.options.keep_checkpoint, self.options.roll
         if key not in call.known:
             call.known[key] = _ordered_units(program, self.options)

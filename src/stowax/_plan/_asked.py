@@ -4,7 +4,6 @@ One clear error per argument: later the same mistake would come out of JAX, the 
 or the solver, in words of theirs.
 """
 
-import inspect
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -57,35 +56,6 @@ def check_kinds(
             f"{progress!r}",
             "Write a function of one text, False for silence, or leave it out.",
         )
-
-
-def in_order(
-    step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """All arguments of the step by position, some given by their names.
-
-    **Raises:** `ArgumentError` for a name that the step does not have, or can only be
-    called with by that name.
-    """
-    if not kwargs:
-        return args
-    name = next(iter(kwargs))
-    try:
-        bound = inspect.signature(step).bind(*args, **kwargs)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            name,
-            f"an argument that neither stowax.plan nor the step takes so ({error})",
-            "Write the step's arguments as the step is called.",
-        ) from None
-    if bound.kwargs:
-        name = next(iter(bound.kwargs))
-        raise ArgumentError(
-            name,
-            "an argument that the step takes by its name alone",
-            f"Plan functools.partial(step, {name}=...), with {name} fixed.",
-        )
-    return bound.args
 
 
 def check_compiles(compiles: Any, least: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from .._search._loop import MOST_COMPILES
+from .._step._trace import in_order
 from .._target._machine import Target
 from .._target._program_cache import cache_in
 from .._target._target import target as find_target
@@ -138,7 +139,7 @@ def plans(
     started = time.perf_counter()
     _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
     _asked.check_compiles(compiles, MOST_COMPILES)
-    args = _asked.in_order(step, args, kwargs)
+    args = in_order(step, args, kwargs)
     machine = target if isinstance(target, Target) else find_target(target)
     limits = _asked.device_budgets(budgets, machine)
     asked = Asked(

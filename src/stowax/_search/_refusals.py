@@ -10,13 +10,11 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator
 
-from .._errors import CompileError, OffloadVanishedError, StowaxError
+from .._errors import StowaxError
 from .._records._stages import Body, Value
 from .._survey._survey import Survey
 from ._as_written import anew
 from ._loop import Search
-
-Refused = CompileError | OffloadVanishedError
 
 # Named scopes of copies: of state and gradients by argument, of layers' values.
 _STATE = re.compile(r"stowax\.(?:state|gradient)\.(\d+)")

@@ -51,7 +51,7 @@ from ._roles import observe
 class Recording:
     """A step's one trace; `calls` are its marked calls in the order of the trace.
 
-    `inputs` and `outputs` are the trees of the step's arguments and results. `left`
+    `outputs` is the tree of the step's results. `left`
     says why marked functions run as they are written, if they do; then `calls` is
     empty. Of a `bare` recording nothing is planned at all. `names` are those of all
     marked functions that were called. `changed` are the arguments, by flat position,
@@ -62,7 +62,6 @@ class Recording:
     name: str
     jaxpr: Any
     calls: tuple[Call, ...]
-    inputs: Any
     outputs: Any
     names: tuple[str, ...]
     changed: Mapping[int, bool]
@@ -75,9 +74,10 @@ class Recording:
         **Raises:** `Unplannable` where a call's backward pass is out of reach of its
         forward pass.
         """
-        if not self.calls:
-            return evaluate(self.jaxpr, values, keep_checkpoint=always, visit=as_is)
-        out = Replay(self.calls, rewriter).run(self.jaxpr, values)
+        if self.calls:
+            out = Replay(self.calls, rewriter).run(self.jaxpr, values)
+        else:
+            out = evaluate(self.jaxpr, values, keep_checkpoint=always, visit=as_is)
         variables = _jax.open_jaxpr(self.jaxpr).outvars
         return [
             _typed(value, variable.aval)
@@ -118,7 +118,6 @@ def record_step(
         name=_name(step),
         jaxpr=jaxpr,
         calls=tuple(recorder.calls),
-        inputs=structure,
         outputs=seen["outputs"],
         names=tuple(dict.fromkeys(recorder.names)),
         changed=seen["changed"],

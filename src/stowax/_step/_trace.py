@@ -6,6 +6,7 @@ meets with its linearized body. The roles come from the same trace (`_roles`).
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -260,6 +261,35 @@ def check_step(step: Any) -> None:
             f"Pass the function without jax.jit (for example {name}.__wrapped__); "
             "Plan.apply returns it jitted.",
         )
+
+
+def in_order(
+    step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """All arguments of the step by position, some given by their names.
+
+    **Raises:** `ArgumentError` for a name that the step does not have, or can only be
+    called with by that name.
+    """
+    if not kwargs:
+        return args
+    name = next(iter(kwargs))
+    try:
+        bound = inspect.signature(step).bind(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            name,
+            f"an argument that neither stowax nor the step takes so ({error})",
+            "Write the step's arguments as the step is called.",
+        ) from None
+    if bound.kwargs:
+        name = next(iter(bound.kwargs))
+        raise ArgumentError(
+            name,
+            "an argument that the step takes by its name alone",
+            f"Plan functools.partial(step, {name}=...), with {name} fixed.",
+        )
+    return bound.args
 
 
 def check_leaf(path: str, leaf: Any) -> jax.ShapeDtypeStruct:

@@ -7,7 +7,6 @@ recording is replayed with marked functions going through a `Rewriter`.
 
 import dataclasses
 import functools
-import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 
 from .. import _jax
-from .._errors import ArgumentError, PlanMismatchError
+from .._errors import PlanMismatchError
 from .._jaxprs._canonical import outline
 from .._layers._boundary import Emission
 from .._layers._linearize import Linearized, LinearizedBody
@@ -27,7 +26,7 @@ from .._state._ordered_step import OrderedStep
 from .._state._stream import Hosted, stream_state
 from .._step._recording import Recording, as_written
 from .._step._recording import record as record_step
-from .._step._trace import available, check_step
+from .._step._trace import available, check_step, in_order
 
 """What a plan may say of a value that is stored."""
 
@@ -188,30 +187,11 @@ def _checking(
 
     @functools.wraps(step)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            args = _in_order(step, args, kwargs)
+        args = in_order(step, args, kwargs)
         check_arguments(args, arguments)
         return step(*args)
 
     return checked
-
-
-def _in_order(
-    step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, ...]:
-    """A call's arguments by position, as the step was planned with.
-
-    **Raises:** `ArgumentError` for one that can only be given by its name.
-    """
-    bound = inspect.signature(step).bind(*args, **kwargs)
-    if bound.kwargs:
-        name = next(iter(bound.kwargs))
-        raise ArgumentError(
-            name,
-            "an argument by its name, and the plan was made for arguments by position",
-            f"Plan functools.partial(step, {name}=...), with {name} fixed.",
-        )
-    return bound.args
 
 
 def check_arguments(args: Sequence[Any], expected: Sequence[ArgumentRecord]) -> None:

@@ -28,7 +28,7 @@ def one_line(records: list[dict[str, Any]]) -> str:
     """The state of a campaign."""
     found = outcomes(records)
     told = ", ".join(f"{found[name]} {name}" for name in OUTCOMES)
-    return f"{len(records)} programs: {told}"
+    return f"{len(records)} programs, {sum(found.values())} plans: {told}"
 
 
 def classes(
@@ -95,7 +95,8 @@ def _by_feature(records: list[dict[str, Any]]) -> str:
     for record in records:
         for verdict in record["verdicts"]:
             moved = (f"moved: {part}" for part in verdict["moved"])
-            for feature in {*record["features"], *moved}:
+            held = set(record["features"]).difference(verdict.get("dropped", ()))
+            for feature in {*held, *moved}:
                 rows.setdefault(feature, collections.Counter())[verdict["outcome"]] += 1
     head = "| feature | tried | " + " | ".join(OUTCOMES) + " |"
     lines = [head, "|---" + "|--:" * (len(OUTCOMES) + 1) + "|"]
@@ -105,6 +106,11 @@ def _by_feature(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _counted(texts: Any) -> str:
+    found = collections.Counter(texts).most_common(20)
+    return "\n".join(f"- {n} × {_cell(text)}" for text, n in found) or "None."
+
+
 def table(records: list[dict[str, Any]], command: str) -> str:
     """The page: outcomes, failures by class, refusals by class, outcomes by feature."""
     found = outcomes(records)
@@ -112,18 +118,20 @@ def table(records: list[dict[str, Any]], command: str) -> str:
     summary = "\n".join(
         f"| {name} | {found[name]} | {found[name] / total:.1%} |" for name in OUTCOMES
     )
-    warned = collections.Counter(
-        text for r in records for v in r["verdicts"] for text in v.get("warned", ())
-    )
-    warnings = "\n".join(f"- {n} × {_cell(t)}" for t, n in warned.most_common(20))
+    every = [verdict for record in records for verdict in record["verdicts"]]
+    left = _counted(text for verdict in every for text in verdict.get("left", ()))
+    warnings = _counted(text for verdict in every for text in verdict.get("warned", ()))
     return f"""# Random training steps, planned and unplanned
 
 {_record.provenance_text(command)}
-{len(records)} random programs. *Planned*: the plan moves or recomputes something, and
-five steps give the plain step's numbers. *As written*: the plan changes nothing.
-*Refused*: an error of stowax's own. *Wrong*: numbers differ by more than rounding.
-*Foreign*: any other error where the plain step works. *Same error*: the plain step
-fails, too. One program again: `python -m benchmarks.differential --only SEED`.
+{len(records)} random programs under {len(every)} plans: of each program one that
+`stowax.plan` makes for what is wished, then some whose decisions are drawn at random
+for every value and every part of the state. *Planned*: the plan moves or recomputes
+something, and five steps give the plain step's numbers. *As written*: the plan changes
+nothing. *Refused*: an error of stowax's own. *Wrong*: numbers differ by more than
+rounding. *Foreign*: any other error where the plain step works. *Same error*: the plain
+step fails, too. Pins that hold for nothing in a program are left out. One program
+again: `python -m benchmarks.differential --only SEED`.
 
 | outcome | verdicts | share |
 |---|--:|--:|
@@ -137,9 +145,13 @@ fails, too. One program again: `python -m benchmarks.differential --only SEED`.
 
 {_by_class(records, ("refused",))}
 
+## Left as it is written
+
+{left}
+
 ## Warnings that the plain step does not give
 
-{warnings or "None."}
+{warnings}
 
 ## By feature
 

@@ -18,11 +18,14 @@ import jax
 import stowax
 
 from .build import build, surroundings
+from .choosers import SeededChooser
 from .compare import difference, moved, on_host, rounding_of
+from .decide import draw_decisions, pins_that_hold, surveyed
 
 STEPS = 5
 OUTCOMES = ("planned", "as written", "refused", "wrong", "foreign", "same error")
 FAULTS = ("wrong", "foreign")
+_LEFT = "what is marked runs as it is written"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,9 @@ class Verdict:
     """What came of one program.
 
     `kind` is the same for failures that look alike; `compared` steps were compared of
-    those that ran; `moved` says what the plan moves. `seconds` are wall-clock.
+    those that ran; `moved` says what the plan moves, `left` what it leaves as it is
+    written, and why. `dropped` are pins that hold for nothing in it, and were left out.
+    `seconds` are wall-clock.
     """
 
     outcome: str
@@ -41,6 +46,8 @@ class Verdict:
     seconds: float = 0.0
     planning: float = 0.0
     warned: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,7 @@ class _Plain:
     run: list[Any] | None = None
     error: Exception | None = None
     jitted: Any = None
+    variants: list[Any] = dataclasses.field(default_factory=list)
 
 
 def _steps(built, call, first=None):
@@ -196,29 +204,82 @@ def failed(stage, error, plain):
 
 def judge(program, wishes, front=None):
     """What comes of a program under what is wished."""
+    return judge_all(program, wishes, front)[0]
+
+
+def judge_all(program, wishes, front=None, decisions=0):
+    """What comes of a program under what is wished, then under drawn decisions.
+
+    The plain step runs once for all of them. Where nothing of the program can be
+    planned, nothing is drawn.
+    """
     started = time.perf_counter()
     quiet = contextlib.redirect_stdout(io.StringIO())  # programs print, too
+    verdicts = []
     with warnings.catch_warnings(record=True) as warned, surroundings(program), quiet:
         warnings.simplefilter("always")
         plain = plain_run(program)
         told = {str(w.message) for w in warned}
-        warned.clear()
-        verdict = _judged(plain, wishes, front or Front())
-        new = {str(w.message).split("\n")[0] for w in warned} - told
-    return dataclasses.replace(
-        verdict,
-        seconds=time.perf_counter() - started,
-        warned=tuple(sorted(t for t in new if "does not fit" not in t)),
-    )
+        for verdict in _verdicts(plain, wishes, front or Front(), decisions):
+            new = {str(w.message).split("\n")[0] for w in warned} - told
+            now = time.perf_counter()
+            verdicts.append(
+                dataclasses.replace(
+                    verdict,
+                    seconds=now - started,
+                    warned=tuple(sorted(t for t in new if "does not fit" not in t)),
+                )
+            )
+            warned.clear()
+            started = now
+    return verdicts
 
 
-def _judged(plain, wishes, front):
+def _verdicts(plain, wishes, front, decisions):
+    options = options_of(wishes, plain.bytes)
+    wanted = options["pin"] or decisions
+    survey = _surveyed(plain, wishes, options["budget"]) if wanted else None
+    dropped = ()
+    if survey is not None and options["pin"]:
+        held = pins_that_hold(survey, options["pin"])
+        dropped = tuple(f"pin: {a} {b}" for a, b in wishes.pin if a not in held)
+        options["pin"] = held or None
+    verdict = _judged(plain, options, front)
+    yield dataclasses.replace(verdict, dropped=dropped)
+    if plain.error is None and survey is not None and survey.bodies:
+        for number in range(decisions):
+            yield _under_decisions(plain, survey, number)
+
+
+def _surveyed(plain, wishes, budget):
+    """What is open for the program; nothing where it runs as it is written."""
+    built = build(plain.program, stowax.stow)
+    try:
+        args = built.split(built.args)
+        return surveyed(built.step, *args, wishes, budget or plain.bytes)
+    except Exception:
+        return None  # why is in the plan's notes
+
+
+def _under_decisions(plain, survey, number):
+    """The verdict on one of the program's own draws of decisions."""
+    built = build(plain.program, stowax.stow)  # the last one's arrays were donated
+    built = dataclasses.replace(built, keywords=())
+    chooser = SeededChooser(100 * plain.program.data + number)
+    try:
+        drawn = draw_decisions(survey, chooser)
+        got = _steps(built, drawn.step, drawn.place(built.args))
+    except Exception as error:
+        return failed(f"decisions {number}", error, None)
+    return _verdict(plain, got, drawn.moved, True)
+
+
+def _judged(plain, options, front):
     program = plain.program
     stage, built = "plan", build(program, front.mark)
     started = time.perf_counter()
     try:
         first, named = built.split(built.args)
-        options = options_of(wishes, plain.bytes)
         plan = front.plan(built.step, *first, **named, **options)
         planning = time.perf_counter() - started
         stage = "apply"
@@ -230,7 +291,6 @@ def _judged(plain, wishes, front):
         got = _steps(built, planned, (*placed, *built.args[built.state :]))
     except Exception as error:
         return failed(stage, error, plain.error)
-    changes = what_moves(plan)
     if plain.error is not None:
         name = type(plain.error).__name__
         return Verdict(
@@ -238,7 +298,13 @@ def _judged(plain, wishes, front):
             kind=f"no error where the plain step ends in {name}",
             message=str(plain.error)[:2000],
         )
-    found, compared = _compared(plain, got, front.confirm)
+    verdict = _verdict(plain, got, what_moves(plan), front.confirm)
+    left = tuple(n for n in getattr(plan, "notes", ()) if n.startswith(_LEFT))
+    return dataclasses.replace(verdict, planning=planning, left=left)
+
+
+def _verdict(plain, got, changes, confirm):
+    found, compared = _compared(plain, got, confirm)
     return Verdict(
         outcome="wrong" if found else "planned" if changes else "as written",
         kind=f"wrong numbers with {', '.join(changes) or 'nothing moved'}"
@@ -247,16 +313,17 @@ def _judged(plain, wishes, front):
         message=str(found) if found else "",
         moved=changes,
         compared=compared,
-        planning=planning,
     )
 
 
 def _compared(plain, got, confirm):
     """The difference that no rounding explains, looked for with more and more runs."""
-    variants = [_variant(plain, 0), _variant(plain, 1)]
-    found, steps = difference(plain.run, got, variants)
+    if not plain.variants:
+        plain.variants = [_variant(plain, 0), _variant(plain, 1)]
+    found, steps = difference(plain.run, got, plain.variants)
     if not found or not confirm:
         return found, steps
-    variants += [_variant(plain, seed) for seed in range(2, 8)]
-    variants += _other_programs(plain)
-    return difference(plain.run, got, variants)
+    if len(plain.variants) == 2:
+        plain.variants += [_variant(plain, seed) for seed in range(2, 8)]
+        plain.variants += _other_programs(plain)
+    return difference(plain.run, got, plain.variants)

@@ -45,7 +45,7 @@ def test_the_table_counts_by_feature():
 class StandIn:
     """A worker without a process."""
 
-    def __init__(self, more):
+    def __init__(self, more, flags=""):
         self.more = more
 
     def judge(self, seed):

@@ -1,6 +1,7 @@
 """The instrument itself: what is planted is found, and what is only rounding is not."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +9,28 @@ import numpy as np
 import pytest
 
 import stowax
+from differential import judge as judge_module
 from differential import optimizers
 from differential.build import build
 from differential.calibrate import otherwise
 from differential.choosers import SeededChooser
 from differential.compare import difference
-from differential.judge import Front, judge, shape_of
+from differential.judge import Front, judge, judge_all, shape_of
 from differential.layer_ops import OPS, Op
 from differential.programs import FORMS, Program, Wishes, draw, one_by_one, settled
 from differential.shrink import shrunk
 
 SMALL = Program(optimizer="momentum")
+
+
+@dataclasses.dataclass
+class Applied:
+    """A plan that was applied already."""
+
+    step: Any
+
+    def apply(self, _):
+        return self.step
 
 
 def off_by(factor, at):
@@ -77,6 +89,37 @@ def test_old_state_read_too_late_is_found():
             return jax.jit(build(program, stowax.stow).step)
 
     assert judge(program, Wishes(), Front(apply=apply)).outcome == "wrong"
+
+
+def test_decisions_are_drawn_for_values_and_state():
+    streamed = Program(optimizer="optax adam", size="streamed", data=1)
+    found = judge_all(streamed, Wishes(target="h200"), decisions=3)[1:]
+    assert [v.outcome for v in found] == ["planned"] * 3
+    moved = {what for verdict in found for what in verdict.moved}
+    assert {"offload activation", "offload parameter"} <= moved
+    assert "offload optimizer state" in moved
+
+
+def test_a_wrong_number_under_drawn_decisions_is_found(monkeypatch):
+    drawn = judge_module.draw_decisions
+
+    def off(survey, chooser):
+        made = drawn(survey, chooser)
+        more = off_by(1.001, 2)(Applied(made.step), None)
+        return dataclasses.replace(made, step=more)
+
+    monkeypatch.setattr(judge_module, "draw_decisions", off)
+    first, *found = judge_all(SMALL, Wishes(target="h200"), decisions=2)
+    assert first.outcome != "wrong"
+    assert [v.outcome for v in found] == ["wrong"] * 2
+
+
+def test_a_pin_that_holds_for_nothing_is_left_out():
+    pins = ("no such value", "keep"), ("activation", "recompute")
+    program = dataclasses.replace(SMALL, layer=("matmul", "tanh", "mlp"))
+    verdict = judge(program, Wishes(target="h200", budget=0.9, pin=pins))
+    assert verdict.outcome == "planned"
+    assert verdict.dropped == ("pin: no such value keep",)
 
 
 def test_a_foreign_error_is_found():

@@ -185,7 +185,7 @@ def campaign(
     end = time.monotonic() + 60 * minutes
 
     def run(number: int) -> None:
-        worker = _Worker(more, _LESS_OPTIMIZED if number % 2 else "")
+        worker = _Worker(more, "" if number % 2 else _LESS_OPTIMIZED)
         try:
             while time.monotonic() < end:
                 record = worker.judge(todo.get_nowait())

@@ -7,8 +7,8 @@ LAYERS = (
     ("_records",),
     # Figures with sources, and the files that touch private JAX.
     (
-        *("_hardware", "_jax", "_jax_hooks", "_jax_layouts", "_jax_primitives"),
-        *("_jax_targets",),
+        *("_hardware", "_jax", "_jax_autodiff", "_jax_hooks", "_jax_jit"),
+        *("_jax_layouts", "_jax_primitives", "_jax_targets"),
         *("_mark", "_mlir"),
         *("_numpy_hooks", "_versions"),
     ),
@@ -20,14 +20,14 @@ LAYERS = (
     # The step as it is evaluated with its layers in loops, its state in host memory.
     ("_layers",),
     ("_update",),
-    ("_step",),
+    ("_calling", "_step"),
     # Each knows one thing: a decision, memory, the state, what a program really does.
     ("_hazards", "_planner", "_predict", "_state"),
     ("_inspect", "_survey"),
     ("_audit", "_feeding"),
     ("_search",),
     ("_plan",),
-    ("_calibrate", "_verify"),
+    ("_calibrate", "_jit", "_verify"),
     ("__init__",),
     ("_cli",),
     ("__main__",),

@@ -36,11 +36,14 @@ def refused(kind, step, *args, **options):
     return str(caught.value)
 
 
-def test_no_mark():
-    unmarked = step_of(mean_square.__wrapped__)
-    assert refused(StepError, unmarked, *ARGS) == (
-        "step: no function marked with @stowax.stow was called. Write @stowax.stow "
-        "above the function that jax.value_and_grad or jax.grad is applied to."
+def test_nothing_that_is_differentiated():
+    def step(params, x):
+        return mean_square.__wrapped__(params, x)
+
+    assert refused(StepError, step, *ARGS) == (
+        "step: it differentiates nothing, so there are no activations, gradients or "
+        "updates to plan. Pass the training step itself: the function that calls "
+        "jax.value_and_grad, jax.grad or jax.vjp and updates the parameters."
     )
 
 
@@ -80,17 +83,6 @@ def test_gradients_made_in_a_loop_are_not_missed():
     assert trace_step(step, ARGS, Options()).stacks
 
 
-def test_a_step_that_is_jitted_already():
-    for given in (jax.jit(train), jax.jit(train, donate_argnums=0)):
-        assert refused(ArgumentError, given, *ARGS) == (
-            "step: got step, which is already jitted. Pass the function without "
-            "jax.jit (for example step.__wrapped__); Plan.apply returns it jitted."
-        )
-    found = plan(train, *ARGS, target="cpu")
-    with pytest.raises(ArgumentError, match="step: got step, which is already jitted"):
-        found.apply(jax.jit(train))
-
-
 def test_no_step_at_all():
     assert refused(ArgumentError, "train", *ARGS) == (
         "step: got 'train', which cannot be called. Pass the training step itself."
@@ -106,9 +98,11 @@ def test_no_step_at_all():
     ],
 )
 def test_an_argument_that_is_no_array(given, name, what):
-    assert refused(ArgumentError, train, ARGS[0], given) == (
-        f"{name}: got {what}, which is no array. Give arrays or jax.ShapeDtypeStruct; "
-        "close over anything else, for example functools.partial(step, config)."
+    message = refused(ArgumentError, train, ARGS[0], given)
+    assert message.startswith(f"{name}: got {what}, which is no array, and the step ")
+    assert message.endswith(
+        "). Give arrays or jax.ShapeDtypeStruct; close over anything else, for example "
+        "functools.partial(step, config)."
     )
 
 
@@ -288,7 +282,7 @@ def test_no_arguments():
 
     # Legal, if odd: everything is a constant.
     assert plan(constant, target="cpu").outcome == "unneeded"
-    assert "no function marked" in refused(StepError, lambda: jnp.zeros(3))
+    assert "differentiates nothing" in refused(StepError, lambda: jnp.zeros(3))
 
 
 @pytest.mark.once

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ._plan._plan import load_plan as load_plan
     from ._plan._planning import plan as plan
     from ._plan._planning import plans as plans
+    from ._jit._jit import jit as jit
+    from ._jit._session import planning as planning
     from ._verify._verify import verify as verify
     from ._inspect._inspect import inspect as inspect
     from ._inspect._inspect import load_inspection as load_inspection
@@ -36,6 +38,8 @@ _LATER = {
     "load_plan": "_plan._plan",
     "plan": "_plan._planning",
     "plans": "_plan._planning",
+    "jit": "_jit._jit",
+    "planning": "_jit._session",
     "verify": "_verify._verify",
     "inspect": "_inspect._inspect",
     "load_inspection": "_inspect._inspect",

@@ -27,6 +27,14 @@ class StepError(StowaxError, ValueError):
     """The training step cannot be planned as it is written."""
 
 
+class NothingToPlanError(StepError):
+    """The step differentiates nothing."""
+
+
+class MisfitError(StowaxError, MemoryError):
+    """No plan keeps the step within the budget; the message has the smallest one."""
+
+
 class PlanMismatchError(StowaxError, ValueError):
     """A plan that was made for another step, target or version of stowax."""
 

@@ -1,8 +1,9 @@
-"""`stow`, the mark on the function that is differentiated.
+"""`stow`, the mark on the function that is differentiated, and what needs no mark.
 
 A marked function is the function: with no plan being made or applied, the call goes
 straight through. `plan` and `Plan.apply` install a handler for the time of their own
-trace (`handling`), and the handler gets the call instead.
+trace (`handling`), and the handler gets the call instead. Where nothing is marked, it
+gets what JAX differentiates.
 
 What goes silently wrong without care: a `jax.jit` (or a scan) around a marked function
 keeps what it has traced, and would hand the trace of one plan to the next. So every
@@ -11,6 +12,7 @@ handler has a context of its own, which JAX's caches see.
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -18,6 +20,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import jax
 
 from ._errors import ArgumentError
+from ._jax_autodiff import see_differentiated
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -34,8 +37,22 @@ class Handler(Protocol):
     ) -> Any: ...
 
 
-_handler: contextvars.ContextVar[Handler | None] = contextvars.ContextVar(
-    "stowax_handler", default=None
+@dataclasses.dataclass(slots=True)
+class Handling:
+    """What handles marked functions in a context, and what it has met.
+
+    With `unmarked` it gets whatever is differentiated, too. `marked` and `found` say
+    whether a marked function was called, and one that is not.
+    """
+
+    handler: Handler
+    unmarked: bool
+    marked: bool = False
+    found: bool = False
+
+
+_handling: contextvars.ContextVar[Handling | None] = contextvars.ContextVar(
+    "stowax_handling", default=None
 )
 
 # Part of the key of JAX's trace caches; `None` outside of `handling`.
@@ -68,25 +85,63 @@ def stow(fn: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(fn)
     def stowed(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        handler = _handler.get()
-        if handler is None:
+        here = _handling.get()
+        if here is None:
             return fn(*args, **kwargs)
-        return handler(fn, args, kwargs)
+        here.marked = True
+        return here.handler(fn, args, kwargs)
 
     return stowed
 
 
-def current_handler() -> Handler | None:
+def current() -> Handling | None:
     """What handles marked functions here, if anything does."""
-    return _handler.get()
+    return _handling.get()
 
 
 @contextlib.contextmanager
-def handling(handler: Handler) -> Generator[None]:
-    """Marked functions called in here go to `handler`, whatever was traced before."""
-    token = _handler.set(handler)
+def handling(handler: Handler, *, unmarked: bool = False) -> Generator[Handling]:
+    """Marked functions called in here go to `handler`, whatever was traced before.
+
+    **Arguments:** with `unmarked`, so does every other function that is differentiated
+    in reverse.
+    """
+    here = Handling(handler, unmarked)
+    if unmarked:
+        see_differentiated(_differentiated)
+    token = _handling.set(here)
     try:
         with _trace_context(handler):
-            yield
+            yield here
     finally:
-        _handler.reset(token)
+        _handling.reset(token)
+
+
+@contextlib.contextmanager
+def noticing() -> Generator[Handling]:
+    """Says whether anything in here is differentiated, and changes nothing.
+
+    Not even what JAX keeps of traces: a function that is traced in here and called
+    after it is traced once.
+    """
+    here = Handling(lambda function, args, kwargs: function(*args, **kwargs), True)
+    see_differentiated(_differentiated)
+    token = _handling.set(here)
+    try:
+        yield here
+    finally:
+        _handling.reset(token)
+
+
+def _differentiated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is differentiated in the place of `function`."""
+    here = _handling.get()
+    if here is None or not here.unmarked:
+        return function
+    here.found = True
+
+    @functools.wraps(function)
+    def handled(*args: Any) -> Any:
+        return here.handler(function, args, {})
+
+    return handled

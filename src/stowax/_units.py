@@ -46,6 +46,27 @@ def parse_bytes(quantity: Any, argument: str) -> int:
     return int(quantity)
 
 
+def parse_share(quantity: Any, argument: str) -> float | None:
+    """The share that text such as `"60%"` says, 0.6; `None` for anything else.
+
+    **Raises:** `ArgumentError` for a share that is not above zero.
+
+    >>> parse_share("60%", "budget")
+    0.6
+    """
+    if not isinstance(quantity, str) or not quantity.strip().endswith("%"):
+        return None
+    try:
+        share = float(quantity.strip()[:-1]) / 100
+    except ValueError:
+        share = 0.0
+    if not math.isfinite(share) or share <= 0:
+        raise ArgumentError(
+            argument, f"{quantity!r}", "Write a share above zero, such as '60%'."
+        )
+    return share
+
+
 def format_bytes(count: float) -> str:
     """`count` bytes with a binary unit and three digits or so.
 

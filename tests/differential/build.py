@@ -216,6 +216,8 @@ def _core(program, mark, join):
 def build(program, mark, scale=1):
     """The step, with `mark` where the program marks what it differentiates."""
     sizes = sizes_of(program, scale)
+    if program.marks == "none":
+        mark = lambda function: function
     state, join = _state(program, sizes)
     core = _core(program, mark, join)
     batch = lambda call: _batch(program, sizes, call)

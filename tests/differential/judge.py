@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 import stowax
+from stowax._errors import MisfitError
 
 from .build import build, surroundings
 from .choosers import SeededChooser
@@ -244,7 +245,8 @@ def _verdicts(plain, wishes, front, decisions):
         held = pins_that_hold(survey, options["pin"])
         dropped = tuple(f"pin: {a} {b}" for a, b in wishes.pin if a not in held)
         options["pin"] = held or None
-    verdict = _judged(plain, options, front)
+    entry = wishes.entry if front == Front() else "plan"
+    verdict = _judged(plain, options, front, entry)
     yield dataclasses.replace(verdict, dropped=dropped)
     if plain.error is None and survey is not None and survey.bodies:
         for number in range(decisions):
@@ -274,23 +276,48 @@ def _under_decisions(plain, survey, number):
     return _verdict(plain, got, drawn.moved, True)
 
 
-def _judged(plain, options, front):
+def _by_jit(built, options, stages):
+    """`(plan, step, arguments)` by `stowax.jit`."""
+    stages.append("jit")
+    first, named = built.split(built.args)
+    if options.pop("donate"):
+        options["donate_argnums"] = tuple(range(built.state))
+    try:
+        step = stowax.jit(built.step, **options)
+        step.trace(*first, **named)
+    except MisfitError:  # so small a budget is for nobody; without one it has to run
+        step = stowax.jit(built.step, **{**options, "budget": None, "pin": None})
+        step.trace(*first, **named)
+    return step.plan, step, built.args
+
+
+def _by_plan(built, options, front, stages):
+    """`(plan, step, arguments)` by `stowax.plan`, `apply` and `place`."""
+    stages.append("plan")
+    first, named = built.split(built.args)
+    plan = front.plan(built.step, *first, **named, **options)
+    stages.append("apply")
+    step = front.apply(plan, built.step)
+    stages.append("place")
+    placed = plan.place(*built.args[: built.state])
+    placed = (placed,) if built.state == 1 else placed
+    return plan, step, (*placed, *built.args[built.state :])
+
+
+def _judged(plain, options, front, entry="plan"):
     program = plain.program
-    stage, built = "plan", build(program, front.mark)
+    built, stages = build(program, front.mark), []
     started = time.perf_counter()
     try:
-        first, named = built.split(built.args)
-        plan = front.plan(built.step, *first, **named, **options)
+        if entry == "jit":
+            plan, planned, args = _by_jit(built, options, stages)
+        else:
+            plan, planned, args = _by_plan(built, options, front, stages)
         planning = time.perf_counter() - started
-        stage = "apply"
-        planned = front.apply(plan, built.step)
-        stage = "place"
-        placed = plan.place(*built.args[: built.state])
-        placed = (placed,) if built.state == 1 else placed
-        stage = "call"
-        got = _steps(built, planned, (*placed, *built.args[built.state :]))
+        stages.append("call")
+        got = _steps(built, planned, args)
     except Exception as error:
-        return failed(stage, error, plain.error)
+        return failed(stages[-1], error, plain.error)
     if plain.error is not None:
         name = type(plain.error).__name__
         return Verdict(

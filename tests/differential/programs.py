@@ -104,7 +104,8 @@ MESHES = (
     "shard_map around",
 )
 DTYPES = ("float32", "mixed", "bfloat16", "mixed float16", "x64")
-MARKS = ("whole", "model", "several", "nested")
+MARKS = ("whole", "none", "model", "several", "nested")
+ENTRIES = ("plan", "jit")
 ARGUMENTS = (
     "separate",
     "one state",
@@ -164,11 +165,16 @@ class Wishes:
     donate: bool | None = None
     keep_checkpoint: bool = False
     roll: bool = True
+    entry: str = ENTRIES[0]
 
     @property
     def features(self):
         """Every part, as the campaign counts them."""
-        told = [f"target: {self.target}", f"budget: {self.budget}"]
+        told = [
+            f"entry: {self.entry}",
+            f"target: {self.target}",
+            f"budget: {self.budget}",
+        ]
         told += [f"pin: {a} {b}" for a, b in self.pin] or ["pin: none"]
         told += [f"forbid: {word}" for word in self.forbid]
         told += [f"donate: {self.donate}"]
@@ -213,7 +219,7 @@ def draw_program(chooser):
         optimizer=chooser.choose(OPTIMIZERS),
         mesh=part(MESHES, 6),
         dtype=part(DTYPES, 5),
-        marks=part(MARKS, 5),
+        marks=part(MARKS, 2),
         arguments=part(ARGUMENTS, 4),
         size=chooser.choose((*SIZES, "streamed", "streamed", "small")),
         layers=chooser.choose((2, 3, 4, 6)),
@@ -268,6 +274,7 @@ def draw_wishes(chooser, program):
         donate=donate,
         keep_checkpoint=chance(chooser, 10),
         roll=not chance(chooser, 10),
+        entry=ENTRIES[1] if chance(chooser, 3) else ENTRIES[0],
     )
 
 

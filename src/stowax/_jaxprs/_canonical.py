@@ -63,10 +63,9 @@ def says_nothing(equation: Any) -> bool:
     """
     name, params = equation.primitive.name, equation.params
     if name == "reshard":
-        return (
-            equation.invars[0].aval.ndim == 0
-            or not params["dst_sharding"].mesh.explicit_axes
-        )
+        given = equation.invars[0].aval
+        meshes = given.sharding.mesh, params["dst_sharding"].mesh
+        return given.ndim == 0 or not any(mesh.explicit_axes for mesh in meshes)
     if name == "convert_element_type" and params.get("sharding") is None:
         return equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype
     return name == "sharding_constraint" and len(params["sharding"].device_set) == 1

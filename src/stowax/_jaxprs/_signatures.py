@@ -57,8 +57,11 @@ class Keys:
         """
         found = self._types.get(id(aval))
         if found is None:
-            names = ("sharding", "memory_space", "vma")
+            names = ("memory_space", "vma")
             rest = tuple(self.describe(getattr(aval, name, None)) for name in names)
+            # On which mesh the compiler partitions an array says nothing of its layer.
+            spread = _jax.explicit_sharding(aval) if hasattr(aval, "sharding") else None
+            rest += (self.describe(spread),)
             shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
             if shape is None:
                 key = (self.describe(aval), None)

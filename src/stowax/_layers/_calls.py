@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from .. import _jax
+from .._jax_autodiff import users_function
 from .._jaxprs._jaxpr import Program, evaluate, holds_loop, inline, spec_of, trace
 
 
@@ -85,6 +86,7 @@ def closed(function: Callable[..., Any], specs: Sequence[Any]) -> tuple[Any, lis
 
 def name_of(function: Callable[..., Any]) -> str:
     """What to call a marked function in messages."""
+    function = users_function(function)
     return getattr(function, "__qualname__", None) or repr(function)
 
 

@@ -66,16 +66,6 @@ def without_objects(
         yield _pure(nnx, tag, function, args, kwargs)
 
 
-def holds_state(tree: Any) -> bool:
-    """Whether an object is in `tree` that is there to be changed (an NNX module)."""
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is None:
-        return False
-    whole = (nnx.Pytree, nnx.Variable)
-    leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, whole))
-    return any(isinstance(leaf, whole) for leaf in leaves)
-
-
 def _pure(
     nnx: Any,
     tag: object,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from .._errors import ArgumentError
 from .._target._machine import Target
-from .._units import format_bytes, parse_bytes
+from .._units import format_bytes, parse_bytes, parse_share
 
 QUIET_SECONDS = 2.0
 """Progress is shown, by default, once planning has taken this long."""
@@ -76,10 +76,16 @@ def _texts(items: Collection[Any]) -> bool:
 
 def device_budget(
     given: int | str | None, machine: Target, name: str = "budget"
-) -> int:
-    """Bytes per device that a plan may use; by default what the target has."""
+) -> int | float:
+    """Bytes per device that a plan may use; by default what the target has.
+
+    A share of what the step takes as it is written stays a share, below one or not
+    much above.
+    """
     if given is None:
         return machine.device_bytes
+    if (share := parse_share(given, name)) is not None:
+        return share
     amount = parse_bytes(given, name)
     if amount > machine.memory_bytes:
         most = format_bytes(machine.memory_bytes)
@@ -91,7 +97,7 @@ def device_budget(
     return amount
 
 
-def device_budgets(given: Any, machine: Target) -> list[int]:
+def device_budgets(given: Any, machine: Target) -> list[int | float]:
     """Bytes per device of each budget that a plan is asked for."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ArgumentError(

@@ -31,7 +31,7 @@ from .._search._as_written import (
 )
 from .._search._budgets import best_known, unknowing
 from .._search._finish import finished
-from .._search._forms import Found, find_plan
+from .._search._forms import Found, bytes_as_written, find_plan
 from .._search._improve import improve
 from .._search._loop import MOST_COMPILES, Search
 from .._search._parts import InParts, in_parts
@@ -51,7 +51,10 @@ from .._units import format_bytes
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The arguments of `plan`, checked, but for the budget; `say` shows progress."""
+    """The arguments of `plan`, checked, but for the budget; `say` shows progress.
+
+    `donated` are the positions that the step's own `jit` donates, if it says so.
+    """
 
     step: Callable[..., Any]
     args: tuple[Any, ...]
@@ -62,10 +65,16 @@ class Asked:
     keep_checkpoint: bool
     roll: bool
     donate: bool | None
+    donated: Collection[int] | None
     compiler_options: Mapping[str, str | bool]
     compiles: int | None
     cache: ProgramCache
     say: Callable[[str], None]
+
+    def recorded(self, specs: tuple[Any, ...]) -> Recording:
+        """The step's one trace."""
+        found = record_for(self.step, specs)
+        return dataclasses.replace(found, donated=self.donated)
 
     @property
     def finishes(self) -> bool:
@@ -113,7 +122,7 @@ def find(asked: Asked, budgets: Sequence[int], started: float) -> list[FoundFor]
     """
     specs = _specs(asked.machine, asked.args)
     asked.say(f"tracing {getattr(asked.step, '__name__', 'the step')}")
-    recording = record_for(asked.step, specs)
+    recording = asked.recorded(specs)
     while True:
         try:
             return _find(asked, specs, recording, budgets, started)
@@ -127,6 +136,28 @@ def find(asked: Asked, budgets: Sequence[int], started: float) -> list[FoundFor]
                 raise
             asked.say(f"planning less: {less.left[-1]}")
             recording = less
+
+
+def bytes_of(asked: Asked, budgets: Sequence[int | float]) -> list[int]:
+    """Each budget in bytes; a share is of what the step takes as it is written.
+
+    For shares the step is compiled as it is. More than the machine has is what it has.
+    """
+    if not any(isinstance(budget, float) for budget in budgets):
+        return [int(budget) for budget in budgets]
+    specs = _specs(asked.machine, asked.args)
+    recording = asked.recorded(specs)
+    most = asked.machine.device_bytes
+    whole = sum(device_bytes(spec) for spec in jax.tree.leaves(specs))
+    least = least_bytes(most, whole)
+    search, _ = _surveyed(asked, specs, recording, most, least)
+    taken = bytes_as_written(search)
+    return [
+        min(most, max(1, int(budget * taken)))
+        if isinstance(budget, float)
+        else int(budget)
+        for budget in budgets
+    ]
 
 
 def _is_the_users(error: Exception) -> bool:

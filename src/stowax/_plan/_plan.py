@@ -10,8 +10,10 @@ from typing import Any
 
 import jax
 
+from .._calling._calling import take
+from .._calling._known import known
+from .._calling._objects import together
 from .._errors import PlanMismatchError
-from .._layers._rewrite import Options
 from .._records._plan import PlanRecord, read_record
 from .._state._places import (
     attached_specs,
@@ -21,12 +23,9 @@ from .._state._places import (
     put,
     spec_in,
 )
-from .._state._stream import Hosted
-from .._survey._apply import StackPlan, StepPlan, apply_decisions, attach_options
-from .._target._target import platform_of
 from .._target._target import target as find_target
-from .._units import format_bytes
-from .._update._blocks import BlockSize
+from ._applied import Applied
+from ._effect import put_into_effect, why_it_does_not_fit
 
 
 class Plan(PlanRecord):
@@ -40,15 +39,14 @@ class Plan(PlanRecord):
     def apply(self, step: Callable[..., Any]) -> Any:
         """What `jax.jit(step)` would have returned, with the plan in it.
 
-        **Arguments:** `step` is the training step that the plan was made for, not
-        jitted.
+        **Arguments:** `step` is the training step that the plan was made for.
 
         **Returns:** a jitted function (`.lower`, `.trace`). It donates the arguments
         that `donate_argnums` names. A plan that moves nothing gives `jax.jit(step)`.
 
-        **Raises:** `ArgumentError` for a step that is jitted already;
-        `PlanMismatchError`, when it is first traced, if the step is not the one that
-        was planned, and at once if the plan is for another kind of attached device.
+        **Raises:** `PlanMismatchError`, when it is first traced, if the step is not the
+        one that was planned, and at once if the plan is for another kind of attached
+        device.
 
         ```python
         step = plan.apply(train_step)
@@ -56,41 +54,16 @@ class Plan(PlanRecord):
         ```
         """
         if not self.fits:
-            warnings.warn(self._why_it_does_not_fit(), stacklevel=2)
+            warnings.warn(why_it_does_not_fit(self), stacklevel=2)
         attached = jax.devices()[0]
         if not self.compile_only and attached.device_kind != self.device_kind:
             raise PlanMismatchError(
                 f"plan: made for {self.target} ({self.device_kind}), and JAX runs on "
                 f"{attached.device_kind} here. Make a plan on this machine."
             )
-        stacks = {
-            s.name: StackPlan(
-                fingerprint=s.fingerprint, stored=s.stored, outline=s.outline
-            )
-            for s in self.stacks
-            if s.stored is not None
-        }
-        hosted = self._hosted()
-        jitted = apply_decisions(
-            step,
-            StepPlan(stacks=stacks, hosted=hosted) if stacks or hosted else None,
-            Options(
-                keep_checkpoint=self.keep_checkpoint,
-                roll=self.roll,
-                row_major=self.row_major,
-                parts=tuple(self.parts.items()),
-            ),
-            donate=self.donate_argnums,
-            compiler_options=None if self.compile_only else self.compiler_options,
-            arguments=self.arguments,
-        )
-        # For `stowax.inspect`, which tells what of this is in the compiled program.
-        jitted.stowax_plan = self
-        return (
-            attach_options(jitted, self.compiler_options)
-            if self.compile_only
-            else jitted
-        )
+        if self.taken_apart:
+            return Applied(step, lambda flat: put_into_effect(self, flat))
+        return put_into_effect(self, known(step).bare or step)
 
     def specs(self, *args: Any) -> Any:
         """`ShapeDtypeStruct`s of `args` with shardings and the planned memory kinds.
@@ -136,10 +109,15 @@ class Plan(PlanRecord):
         params, state = plan.place(params, state)
         ```
         """
-        kinds = planned_kinds(self.arguments, args)
-        check_alive(args)
-        mesh = mesh_of(args)
-        placed = jax.tree.map(lambda leaf, kind: put(leaf, kind, mesh), args, kinds)
+        with together():
+            taken = take(args, {}, known(self.place))
+            kinds = planned_kinds(self.arguments, taken.arrays)
+            check_alive(taken.arrays)
+            mesh = mesh_of(taken.arrays)
+            placed = jax.tree.map(
+                lambda leaf, kind: put(leaf, kind, mesh), taken.arrays, kinds
+            )
+            placed = taken.put_back(args, placed)
         return placed[0] if len(args) == 1 else placed
 
     def as_code(self) -> str:
@@ -150,46 +128,6 @@ class Plan(PlanRecord):
         from ._export import plan_as_code
 
         return plan_as_code(self)
-
-    def _why_it_does_not_fit(self) -> str:
-        needs = (
-            f"plan: it does not fit: its program needs "
-            f"{format_bytes(self.device_bytes)} of the device and "
-            f"{format_bytes(self.host_bytes)} of the host"
-        )
-        if self.host_bytes > self.host_budget_bytes:
-            return (
-                f"{needs}, and may take {format_bytes(self.host_budget_bytes)} of the "
-                "host. Give a larger host_budget, or pin less to 'offload'."
-            )
-        smallest = format_bytes(self.smallest_budget)
-        if self.smallest_budget_is == "predicted":
-            smallest = f"about {smallest}, as predicted"
-        return f"{needs}. The smallest budget that works is {smallest}."
-
-    def _hosted(self) -> Hosted | None:
-        """The arguments in host memory, as `apply` needs them."""
-        mine = {
-            i: argument
-            for i, argument in enumerate(self.arguments)
-            if argument.memory_kind != "device"
-        }
-        if not mine:
-            return None
-        return Hosted(
-            updates={i: a.output for i, a in mine.items()},
-            shards={i: a.shard for i, a in mine.items()},
-            partitions={
-                i: a.partition for i, a in mine.items() if a.partition is not None
-            },
-            orders={i: a.order for i, a in mine.items() if a.order is not None},
-            in_turn=platform_of(self.target) != "tpu",
-            lean=self.lean,
-            on_host=tuple(i for i, argument in mine.items() if argument.on_host),
-            late=self.late,
-            returned=self.gradients_on_host,
-            size=BlockSize.least(self.least_bytes),
-        )
 
     def __str__(self) -> str:
         from ..report import plan_text

@@ -3,18 +3,21 @@
 What was asked is checked here, `_finding` does the work, `_record` writes it down.
 """
 
+import dataclasses
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from .._calling._calling import explaining, flattened
+from .._calling._known import Known, known
+from .._calling._objects import together
 from .._search._loop import MOST_COMPILES
-from .._step._trace import in_order
 from .._target._machine import Target
 from .._target._program_cache import cache_in
 from .._target._target import target as find_target
 from . import _asked
-from ._finding import Asked, find
+from ._finding import Asked, bytes_of, find
 from ._plan import Plan
 from ._record import written_down
 
@@ -40,13 +43,15 @@ def plan(
 
     **Arguments:**
 
-    - `step`: the training step, not jitted; somewhere in it a function marked with
-      `stowax.stow` is differentiated.
-    - `args`: what it is called with: pytrees of arrays or `jax.ShapeDtypeStruct`s.
+    - `step`: the training step, as it is, jitted or not. What it differentiates is
+      planned, or what of that is marked with `stowax.stow`.
+    - `args`: what it is called with: arrays or `jax.ShapeDtypeStruct`s in pytrees, in
+      Flax NNX objects that the step changes in place, in Equinox modules.
       Without shardings they are planned for one device of the target. In which memory
       they lie now does not matter: the plan says where they are to be (`Plan.place`).
-    - `budget`: device memory per device, bytes or text (`"16GiB"`); `None`: what the
-      target has. `host_budget`: host memory per device, likewise.
+    - `budget`: device memory per device, bytes or text (`"16GiB"`), or a share of what
+      the step takes as it is written (`"60%"`); `None`: what the target has.
+      `host_budget`: bytes of host memory per device, or text.
     - `target`: a name (`"v5p-8"`) or a `Target`; `None`: the attached device.
     - `pin`: pattern → decision, on names, roles and source lines of values
       (`{"*attention*": "keep"}`). `forbid`: decisions that may not be used
@@ -54,8 +59,8 @@ def plan(
     - `keep_checkpoint`: leave the user's own `jax.checkpoint` calls inside repeated
       layers as they are; by default the plan decides anew.
     - `roll`: look for the repeating blocks of unrolled loops.
-    - `donate`: whether the state's buffers are donated; `None`: where the memory is
-      needed.
+    - `donate`: whether the state's buffers are donated; `None`: as a step that is
+      jitted says, else where the memory is needed.
     - `compiler_options`: XLA's, added to the plan's own.
     - `compiles`: how many programs may be compiled, at least 4. Those beyond try
       changes of the plan, also of one that could do without, and keep what makes the
@@ -80,10 +85,11 @@ def plan(
     ```
     """
     machine = target if isinstance(target, Target) else find_target(target)
+    _asked.device_budget(budget, machine)  # an error names `budget`, not `budgets`
     (made,) = plans(
         step,
         *args,
-        budgets=(_asked.device_budget(budget, machine),),
+        budgets=(budget,),
         host_budget=host_budget,
         target=machine,
         pin=pin,
@@ -136,29 +142,76 @@ def plans(
         print(plan.budget_bytes, plan.step_seconds)
     ```
     """
-    started = time.perf_counter()
-    _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
-    _asked.check_compiles(compiles, MOST_COMPILES)
-    args = in_order(step, args, kwargs)
-    machine = target if isinstance(target, Target) else find_target(target)
-    limits = _asked.device_budgets(budgets, machine)
-    asked = Asked(
-        step=step,
-        args=args,
-        machine=machine,
-        host_budget=_asked.host_budget(host_budget, machine),
-        pin=pin or {},
+    return plans_for(
+        known(step),
+        args,
+        kwargs,
+        budgets=budgets,
+        host_budget=host_budget,
+        target=target,
+        pin=pin,
         forbid=forbid,
         keep_checkpoint=keep_checkpoint,
         roll=roll,
         donate=donate,
-        compiler_options=dict(compiler_options or {}),
+        compiler_options=compiler_options,
         compiles=compiles,
-        cache=cache_in(cache),
-        say=_asked.sayer(progress, started),
+        cache=cache,
+        progress=progress,
     )
-    made = {
-        one.found.search.budget: written_down(one.found, one.preferences, one.seconds)
-        for one in find(asked, sorted(set(limits)), started)
-    }
+
+
+def plans_for(
+    step: Known,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    budgets: Any,
+    target: str | Target | None,
+    host_budget: Any,
+    pin: Any,
+    forbid: Any,
+    keep_checkpoint: bool,
+    roll: bool,
+    donate: Any,
+    compiler_options: Any,
+    compiles: Any,
+    cache: Any,
+    progress: _asked.Progress,
+) -> tuple[Plan, ...]:
+    """`plans` for a step of which it is known how it is called."""
+    started = time.perf_counter()
+    _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
+    _asked.check_compiles(compiles, MOST_COMPILES)
+    machine = target if isinstance(target, Target) else find_target(target)
+    limits = _asked.device_budgets(budgets, machine)
+    memory = _asked.host_budget(host_budget, machine)
+    with together():
+        taken, own, flat = flattened(step, args, kwargs)
+        asked = Asked(
+            step=flat,
+            args=taken.arrays,
+            machine=machine,
+            host_budget=memory,
+            pin=pin or {},
+            forbid=forbid,
+            keep_checkpoint=keep_checkpoint,
+            roll=roll,
+            donate=donate,
+            donated=step.donated,
+            compiler_options=dict(compiler_options or {}),
+            compiles=compiles,
+            cache=cache_in(cache),
+            say=_asked.sayer(progress, started),
+        )
+        with explaining(taken):
+            limits = bytes_of(asked, limits)
+            found = find(asked, sorted(set(limits)), started)
+        made = {
+            one.found.search.budget: dataclasses.replace(
+                written_down(one.found, one.preferences, one.seconds),
+                taken_apart=own is None,
+            )
+            for one in found
+        }
     return tuple(made[limit] for limit in limits)

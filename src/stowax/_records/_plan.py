@@ -17,7 +17,7 @@ from .._errors import ArgumentError, PlanMismatchError
 from .._files import write_whole
 from ._stages import Decision, Outcome, Role
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -144,7 +144,9 @@ class PlanRecord:
     `lean` and `late` are how parameters in host memory are fetched and their gradients
     written (`_passes.HostPlan`), `gradients_on_host` says that those which the step
     returns of such parameters come in host memory, `least_bytes` is what is worth a
-    copy of its own (`_stages.least_bytes`).
+    copy of its own (`_stages.least_bytes`). `taken_apart` says that the step takes more
+    than pytrees of arrays (objects, functions, arguments by name): `arguments` are the
+    arrays that are in them.
     """
 
     step: str
@@ -191,6 +193,7 @@ class PlanRecord:
     planning_seconds: float
     solving_seconds: float
     in_the_way: tuple[str, ...] = ()
+    taken_apart: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types, `format` first."""

@@ -337,6 +337,11 @@ def _doubt(search: Search) -> float:
     return _DOUBT_UNROLLED if any(t.stack.separate for t in stacks) else _DOUBT
 
 
+def bytes_as_written(search: Search) -> int:
+    """Device bytes of the step as it is, its state donated where that may be."""
+    return _compile_plain(search, donate=search.may_donate).measured.compiled_bytes
+
+
 def _compile_plain(
     search: Search,
     *,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from .._errors import StowaxError
 from .._records._stages import Body, Value
+from .._survey._held import holding
 from .._survey._survey import Survey
 from ._as_written import anew
 from ._loop import Search
@@ -54,19 +55,10 @@ def narrower(search: Search, error: StowaxError) -> Iterator[Search]:
 
 
 def _keeping(survey: Survey, ways: list[Stays]) -> Survey:
-    """The survey with some values on the device, or computed again."""
-    bodies = []
-    for body in survey.bodies:
-        values = []
-        for value in body.values:
-            if "offload" in value.allowed and any(stays(body, value) for stays in ways):
-                allowed = value.allowed - {"offload"} or frozenset({"keep"})
-                value = dataclasses.replace(
-                    value, allowed=allowed, stays=value.stays or "the compiler refused"
-                )
-            values.append(value)
-        bodies.append(dataclasses.replace(body, values=tuple(values)))
-    return dataclasses.replace(survey, bodies=tuple(bodies))
+    """The survey with what any of `ways` names on the device, or computed again."""
+    held = lambda body, value: any(stays(body, value) for stays in ways)
+    bodies = holding(survey.bodies, held, "the compiler refused")
+    return dataclasses.replace(survey, bodies=bodies)
 
 
 def _named(survey: Survey, message: str) -> set[tuple[str, int]]:

@@ -135,11 +135,12 @@ class _Reasons:
         if getattr(spec, "sharding", None) is None:
             return _LEFT_OPEN
         if i in self.step.updates and argument.position not in self.step.donate:
-            lost = self.step.lost.get(argument.position, f"args[{argument.position}]")
-            return (
-                f"the step does not give back {lost}, so args[{argument.position}] is "
-                "not donated, and what is updated lies in its place"
-            )
+            whole, lost = f"args[{argument.position}]", self.step.lost
+            why = f"the step's own jit does not donate {whole}"
+            if argument.position in lost:
+                why = f"the step does not give back {lost[argument.position]}"
+                why += f", so {whole} is not donated"
+            return f"{why}, and what is updated lies in its place"
         leaf = self.leaves.get(i)
         if leaf is None:
             return _WITHOUT_PLACE

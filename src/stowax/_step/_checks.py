@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _jax
-from .._errors import StepError
+from .._errors import NothingToPlanError, StepError
 from ._lineage import dead_updates
 from ._recording import Recording
 from ._roles import Roles
@@ -27,9 +27,10 @@ def check_traced(
     **Raises:** `StepError`.
     """
     if not recording.names:
-        raise StepError(
-            "step: no function marked with @stowax.stow was called. Write @stowax.stow "
-            "above the function that jax.value_and_grad or jax.grad is applied to."
+        raise NothingToPlanError(
+            "step: it differentiates nothing, so there are no activations, gradients "
+            "or updates to plan. Pass the training step itself: the function that "
+            "calls jax.value_and_grad, jax.grad or jax.vjp and updates the parameters."
         )
     if not _jax.open_jaxpr(jaxpr).outvars:
         raise StepError(
@@ -94,8 +95,8 @@ def _many(parameter: Any) -> bool:
 
 def _lost_changes(recording: Recording, arguments: Sequence[Any]) -> str | None:
     """The path of state that the step changes in place and does not return."""
-    for i, whole in recording.changed.items():
-        if whole or arguments[i].role in _STATE:
+    for i in recording.changed:
+        if arguments[i].role in _STATE:
             return arguments[i].path
     return None
 

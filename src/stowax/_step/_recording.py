@@ -17,7 +17,7 @@ and the step is recorded again with its marked functions called as they are writ
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ from .._jax_primitives import (
 )
 from .._jaxprs._jaxpr import evaluate, spec_of
 from .._layers._calls import Call, name_of, trace_call
-from .._layers._objects import holds_state, without_objects
+from .._layers._objects import without_objects
 from .._layers._rewrite import Rewriter
 from .._mark import handling
 from ._marked import (
@@ -55,8 +55,8 @@ class Recording:
     says why marked functions run as they are written, if they do; then `calls` is
     empty. Of a `bare` recording nothing is planned at all. `names` are those of all
     marked functions that were called. `changed` are the arguments, by flat position,
-    that the step replaces in place by something that it does not return, and whether
-    each is part of an object that is there to be changed (`holds_state`).
+    that the step replaces in place by something that it does not return. `donated` are
+    the positions of all arguments that may be given away, if the user says so.
     """
 
     name: str
@@ -64,9 +64,10 @@ class Recording:
     calls: tuple[Call, ...]
     outputs: Any
     names: tuple[str, ...]
-    changed: Mapping[int, bool]
+    changed: Sequence[int]
     left: tuple[str, ...] = ()
     bare: bool = False
+    donated: Collection[int] | None = None
 
     def replay(self, rewriter: Rewriter, values: Sequence[Any]) -> list[Any]:
         """The step's flat results, each marked call run as `rewriter` decides.
@@ -91,12 +92,14 @@ def record_step(
     structure: Any,
     *,
     read: bool = True,
+    unmarked: bool = True,
 ) -> Recording:
     """Traces `step` on arguments of these types.
 
     **Arguments:** `leaves` are `ShapeDtypeStruct`s or values, flat, `structure` is
     their tree. Without `read`, marked functions are called as they are written; the
-    trace still says what they are given (`observe`).
+    trace still says what they are given (`observe`). With `unmarked`, whatever is
+    differentiated counts as marked, unless the step has marks of its own.
 
     **Raises:** what the step raises; `Unplannable`.
     """
@@ -106,7 +109,7 @@ def record_step(
     def flat(*values: Any) -> list[Any]:
         args = jax.tree.unflatten(structure, values)
         before = dict(jax.tree.leaves_with_path(args))
-        with handling(recorder):
+        with handling(recorder, unmarked=unmarked) as seen["marks"]:
             out = step(*args)
         results, seen["outputs"] = jax.tree.flatten(out)
         seen["changed"] = _changed(args, before, results)
@@ -114,6 +117,8 @@ def record_step(
 
     specs = [_spec(leaf) for leaf in leaves]
     jaxpr = _jax.retype(lambda: jax.jit(flat).trace(*specs).jaxpr)()
+    if seen["marks"].marked and seen["marks"].found:
+        return record_step(step, leaves, structure, read=read, unmarked=False)
     return Recording(
         name=_name(step),
         jaxpr=jaxpr,
@@ -133,15 +138,15 @@ def _typed(value: Any, aval: Any) -> Any:
 
 def _changed(
     args: Sequence[Any], before: Mapping[Any, Any], results: Sequence[Any]
-) -> dict[int, bool]:
+) -> tuple[int, ...]:
     """Which arrays of `args` are others than `before` the step, and not returned."""
     after = dict(jax.tree.leaves_with_path(args))
     returned = {id(result) for result in results}
-    return {
-        i: holds_state(args[path[0].idx])
+    return tuple(
+        i
         for i, (path, value) in enumerate(before.items())
         if (now := after.get(path, value)) is not value and id(now) not in returned
-    }
+    )
 
 
 def record(

@@ -103,10 +103,9 @@ def store_all(stack: Stack, body: LinearizedBody) -> dict[int, str]:
 def record_for(step: Callable[..., Any], args: Sequence[Any]) -> Recording:
     """The recording of `step` on `args`, of which nothing is traced but their types.
 
-    **Raises:** `ArgumentError` for a step that is already jitted or an argument that is
-    no array; what the step itself raises.
+    **Raises:** `ArgumentError` for an argument that is no array; what the step itself
+    raises.
     """
-    check_step(step)
     leaves, structure = jax.tree.flatten_with_path(tuple(args))
     return record(
         step, [check_leaf(_path(path), leaf) for path, leaf in leaves], structure
@@ -133,7 +132,9 @@ def reading_less(
         less = as_written(
             step, [check_leaf("args", leaf) for leaf in leaves], structure
         )
-    return dataclasses.replace(less, left=left, bare=not recording.calls)
+    return dataclasses.replace(
+        less, left=left, bare=not recording.calls, donated=recording.donated
+    )
 
 
 def trace_step(
@@ -199,6 +200,8 @@ def _read(
     donated, lost = find_donated(
         arguments, jaxpr, recording.outputs, found_roles.updates
     )
+    if recording.donated is not None:
+        donated = tuple(i for i in donated if i in recording.donated)
     return Step(
         name=recording.name,
         recording=recording,
@@ -243,24 +246,6 @@ def _unread(recording: Recording, leaves: Sequence[Any], specs: Sequence[Any]) -
         jaxpr=recording.jaxpr,
         linearized={},
     )
-
-
-def check_step(step: Any) -> None:
-    """Refuses what cannot be planned: not a function, or one that is jitted already."""
-    if not callable(step):
-        raise ArgumentError(
-            "step",
-            f"{step!r}, which cannot be called",
-            "Pass the training step itself.",
-        )
-    if hasattr(step, "lower") and hasattr(step, "trace"):
-        name = getattr(step, "__name__", "train_step")
-        raise ArgumentError(
-            "step",
-            f"{name}, which is already jitted",
-            f"Pass the function without jax.jit (for example {name}.__wrapped__); "
-            "Plan.apply returns it jitted.",
-        )
 
 
 def in_order(

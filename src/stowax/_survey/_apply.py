@@ -26,7 +26,7 @@ from .._state._ordered_step import OrderedStep
 from .._state._stream import Hosted, stream_state
 from .._step._recording import Recording, as_written
 from .._step._recording import record as record_step
-from .._step._trace import available, check_step, in_order
+from .._step._trace import available, in_order
 
 """What a plan may say of a value that is stored."""
 
@@ -77,8 +77,6 @@ def apply_decisions(
     decisions were made for.
     """
     written = None if isinstance(step, Recording) else step
-    if written is not None:
-        check_step(written)
     jit = functools.partial(
         jax.jit,
         donate_argnums=donate,

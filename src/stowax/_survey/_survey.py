@@ -38,6 +38,7 @@ from .._target._machine import Target
 from .._update._blocks import BlockSize
 from ._apply import StackPlan, StepPlan, apply_decisions
 from ._candidates import BodyCosts, Placement, finest_shards, make_body, placed_values
+from ._held import holding_if_ordered
 from ._storing import with_storing
 from ._travel import ways_to_store
 
@@ -206,7 +207,9 @@ def take_survey(
     returned = gradients_on_host
     searched = search_state(step, leaves, least_bytes, returned=returned)
     state = find_state(step, leaves, target, searched, least_bytes, returned=returned)
-    bodies = (state.body, *layers) if state else layers
+    bodies, refused = holding_if_ordered(
+        (state.body, *layers) if state else layers, step.recording.jaxpr
+    )
     total = program_seconds(step.jaxpr, target.chip, shards=finest_shards(placements))
     inside = sum(
         b.count * (b.forward_seconds + b.backward_seconds + _all_stored(step, b))
@@ -216,6 +219,7 @@ def take_survey(
     survey = dataclasses.replace(
         blank,
         bodies=bodies,
+        refused=refused,
         state=state,
         staying=find_staying(step, leaves, target, searched, state, least_bytes),
         other_seconds=max(0.0, total - inside),

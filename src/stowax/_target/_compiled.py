@@ -302,8 +302,12 @@ def spread_specs(devices: tuple[Any, ...], specs: Any, target_name: str) -> Any:
 
 
 def put_specs(devices: tuple[Any, ...], specs: Any) -> Any:
-    """`specs` with everything that has no sharding put on the first of `devices`."""
-    sharding = one_device_sharding(devices[0])
+    """`specs` with everything that has no sharding put on the first of `devices`.
+
+    Where the types of others name a mesh of one device, it is put on that: JAX refuses
+    operations on two of them.
+    """
+    sharding = _explicit_home(specs) or one_device_sharding(devices[0])
 
     def put(leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None:
@@ -311,6 +315,17 @@ def put_specs(devices: tuple[Any, ...], specs: Any) -> Any:
         return leaf
 
     return jax.tree.map(put, specs)
+
+
+def _explicit_home(specs: Any) -> jax.sharding.NamedSharding | None:
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(specs))
+    for sharding in shardings:
+        named = isinstance(sharding, jax.sharding.NamedSharding)
+        if named and sharding.mesh.abstract_mesh.explicit_axes:
+            return jax.sharding.NamedSharding(
+                sharding.mesh, jax.sharding.PartitionSpec()
+            )
+    return None
 
 
 def put_in_device_memory(specs: Any) -> Any:

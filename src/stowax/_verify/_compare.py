@@ -61,12 +61,11 @@ class State:
     records: Sequence[ArgumentRecord] = ()
     starts: Sequence[Any] = ()
     pairs: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    objects: int = 0
 
 
 class Reference:
     """What the plain step returned, step by step, and what is tolerated beside it.
-
-    What came of a step is a pair, see `_run.Visit`.
 
     **Arguments:** `role` is what is called all that is no state.
     """
@@ -81,7 +80,6 @@ class Reference:
         self.paths: list[str] = []
         self.types: list[tuple[tuple[int, ...], str]] = []
         self.arguments: dict[int, int] = {}
-        self.held: frozenset[int] = frozenset()
         self.structure: Any = None
         self.finite = True
 
@@ -106,13 +104,9 @@ class Reference:
 
     def _begin(self, out: Any) -> None:
         leaves, self.structure = jax.tree.flatten_with_path(out)
-        self.paths = [_name(path, self.role) for path, _ in leaves]
+        self.paths = [_name(path, self.role, self.state.objects) for path, _ in leaves]
         self.types = [(tuple(v.shape), str(v.dtype)) for _, v in leaves]
-        known = {record.path: i for i, record in enumerate(self.state.records)}
         self.arguments = {k: i for i, k in self.state.pairs.items()}
-        inside = {k: self.paths[k] for k, (p, _) in enumerate(leaves) if p[0].idx == 1}
-        self.held = frozenset(inside)
-        self.arguments |= {k: known[p] for k, p in inside.items() if p in known}
 
     def _start(self, number: int, value: np.ndarray) -> np.ndarray | None:
         """What a leaf of the state began as, in its dtype; `None` for other leaves."""
@@ -193,12 +187,7 @@ class Reference:
         kept = self.kept[step, number]
         found = difference(value, kept.value)
         start = self._start(number, value)
-        if found.error is None:
-            return found
-        stale = start is not None and np.array_equal(value, start)
-        if stale and number in self.held and found.error > 0.0:
-            return Difference(error=None, problem=STALE)
-        if kept.direction is None:
+        if found.error is None or kept.direction is None:
             return found
         apart = flattened(value) - flattened(kept.value)
         lean = kept.direction.lean(_moved(kept.value, start), apart)
@@ -321,22 +310,21 @@ class Reference:
         return self.is_wrong(step, sized)
 
 
-STALE = (
-    "the step as it is written changes it in place, in an object that it is given; the "
-    "planned step leaves the object as it was"
-)
 GONE = "the planned step donates it, and leaves nothing in its place"
 
 
-def _name(path: Any, role: str) -> str:
+def _name(path: Any, role: str, objects: int) -> str:
     """What a leaf is called: by its place in the result, a gradient by its name.
 
-    In an object it has the argument's path.
+    What is in an object has the argument's path: the first `objects` results.
     """
+    if role == "gradient":
+        return path[0].key
+    if not objects:
+        return f"out{jax.tree_util.keystr(path)}"
     which, *below = path
-    if which.idx == 1 or role == "gradient":
-        return below[0].key
-    return f"out{jax.tree_util.keystr(tuple(below))}"
+    rest = jax.tree_util.keystr(tuple(below))
+    return f"args[{which.idx}]{rest}" if which.idx < objects else f"out{rest}"
 
 
 def _moved(value: np.ndarray, start: np.ndarray | None) -> np.ndarray:

@@ -26,6 +26,9 @@ class Gate:
 
     `random` says that the plain step does not repeat itself, by more than what is
     tolerated: then nothing that differs can be put down to the plan.
+
+    **Arguments:** the first `objects` results of `step` are what became of objects
+    among the user's arguments.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Gate:
         plan: Plan,
         traced: Step,
         args: tuple[Any, ...],
+        objects: int,
         steps: int,
         reference: ReferenceName,
         say: Callable[[str], None],
@@ -44,12 +48,15 @@ class Gate:
         device = _cpu() if reference == "cpu" else None
         self.pairs = self._pairs()
         self.plain = plain_version(
-            step, args, plan.arguments, self.pairs, traced.donate, device
+            step, plan.arguments, self.pairs, traced.donate, device
         )
         platform = (device or jax.devices()[0]).platform
         self.rounding = self._rounding(platform)
         state = State(
-            records=plan.arguments, starts=jax.tree.leaves(args), pairs=self.pairs
+            records=plan.arguments,
+            starts=jax.tree.leaves(args),
+            pairs=self.pairs,
+            objects=objects,
         )
         self.reference = Reference(steps, self.rounding, state)
         self.repeats = self.steps_are_right = True

@@ -23,7 +23,7 @@ from .. import _jax
 from .._jaxprs._jaxpr import evaluate, is_float, spec_of, trace
 from .._layers._calls import name_of
 from .._layers._objects import without_objects
-from .._mark import current_handler, handling
+from .._mark import current, handling
 from .._plan._plan import Plan
 from ._run import Version, plain_version
 
@@ -67,7 +67,7 @@ def gradient_version(
         return dataclasses.replace(plain, jitted=jax.jit(function), pairs={})
     function = gradients_of(_on_device(plan).apply(tapped(step)), args, names)
     options = None if plan.compile_only else dict(plan.compiler_options) or None
-    everywhere = plain_version(step, (), plan.arguments, {}, (), None)
+    everywhere = plain_version(step, plan.arguments, {}, (), None)
     jitted = jax.jit(function, compiler_options=options)
     return dataclasses.replace(everywhere, name="planned", jitted=jitted)
 
@@ -89,10 +89,23 @@ def tapped(step: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def with_taps(*args: Any) -> Any:
-        with handling(_Tapper(current_handler())):
-            return step(*args)
+        here = current()
+        tapper = _Tapper(here and here.handler)
+        unmarked = not _has_marks(step, args) if here is None else here.unmarked
+        with handling(tapper, unmarked=unmarked) as tapping:
+            out = step(*args)
+        if here is not None:
+            here.marked |= tapping.marked
+            here.found |= tapping.found
+        return out
 
     return with_taps
+
+
+def _has_marks(step: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    with handling(lambda function, args, kwargs: function(*args, **kwargs)) as seen:
+        jax.eval_shape(step, *args)
+    return seen.marked
 
 
 def gradients_of(

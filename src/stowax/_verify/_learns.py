@@ -8,15 +8,15 @@ import jax
 from .. import _jax
 from .._errors import StepError
 from .._jaxprs._jaxpr import is_float, spec_of, trace
-from .._layers._objects import without_objects
 from .._step._trace import Step
 
 
 def check_learns(step: Callable[..., Any], args: tuple[Any, ...], traced: Step) -> None:
     """Refuses a step after which nothing holds new parameters or their gradients.
 
-    What it returns is looked at, and what it leaves in objects that it is given. A
-    step that returns gradients is right: somebody else updates by them.
+    What it returns is looked at, which is also what became of objects that the user's
+    step is given. A step that returns gradients is right: somebody else updates by
+    them.
 
     **Raises:** `StepError`.
     """
@@ -35,15 +35,11 @@ def check_learns(step: Callable[..., Any], args: tuple[Any, ...], traced: Step) 
 
 
 def _made(step: Callable[..., Any], args: tuple[Any, ...]) -> set[tuple[int, ...]]:
-    """The shapes of the floats that a step makes and returns, or leaves in objects."""
-    with without_objects(step, args, {}) as pure:
-        leaves, structure = jax.tree.flatten(pure.given)
-        specs = [spec_of(_jax.aval_of(leaf)) for leaf in leaves]
-        opened = _jax.open_jaxpr(
-            trace(
-                lambda *flat: pure.function(jax.tree.unflatten(structure, flat)), *specs
-            )
-        )
+    """The shapes of the floats that a step makes and returns."""
+    leaves, structure = jax.tree.flatten(args)
+    specs = [spec_of(_jax.aval_of(leaf)) for leaf in leaves]
+    flat = lambda *values: jax.tree.leaves(step(*jax.tree.unflatten(structure, values)))
+    opened = _jax.open_jaxpr(trace(flat, *specs))
     given = set(opened.invars)
     made = [v for v in opened.outvars if not isinstance(v, _jax.Literal)]
     return {tuple(v.aval.shape) for v in made if v not in given and is_float(v.aval)}

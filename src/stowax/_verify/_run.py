@@ -7,7 +7,6 @@ well: a state fills the device, and there is no room for two.
 
 import contextlib
 import dataclasses
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,14 +18,10 @@ import numpy as np
 from .._errors import StowaxError, VerifyMemoryError
 from .._plan._plan import Plan
 from .._state._places import Kind, mesh_of, planned_kinds, put
-from ._own import OwnArguments, objects_in
+from ._own import OwnArguments
 
 Visit = Callable[[int, Any], bool | None]
-"""Called with the number of a step, from one, and what came of it; true to stop.
-
-What came of it is a pair: what the step returned, and what the objects among its
-arguments hold (`OwnArguments.held`).
-"""
+"""Called with the number of a step, from one, and what it returned; true to stop."""
 
 
 class StepFails(Exception):
@@ -73,25 +68,15 @@ def planned_version(plan: Plan, step: Any, args: Any, pairs: Any) -> Version:
 
 def plain_version(
     step: Any,
-    args: tuple[Any, ...],
     records: Any,
     pairs: Any,
     donate: tuple[int, ...],
     device: Any,
 ) -> Version:
-    """The step as it is written; all of it on `device`, or in its devices' memory.
-
-    A step that is given objects is jitted as their owner would: so that what it changes
-    in them is changed after it.
-    """
-    jit = jax.jit
-    found = objects_in(args)
-    if found:
-        jit = sys.modules["flax.nnx"].jit
-        donate = tuple(sorted({*donate, *(path[0].idx for path, _ in found)}))
+    """The step as it is written; all of it on `device`, or in its devices' memory."""
     return Version(
         name="plain",
-        jitted=jit(step, donate_argnums=donate),
+        jitted=jax.jit(step, donate_argnums=donate),
         place=(lambda leaf, kind: put(_copied(leaf), None))
         if device is None
         else (lambda leaf, kind: _on(leaf, device)),
@@ -108,7 +93,7 @@ def run_steps(
     visit: Visit,
     change: Callable[[int, Any], Any] = lambda number, leaf: leaf,
 ) -> None:
-    """Runs `steps` steps, each on what the one before returned and left in objects.
+    """Runs `steps` steps, each on what the one before returned.
 
     **Arguments:** `change` gets the flat number and a placed copy of every array
     before the first step.
@@ -139,11 +124,10 @@ def run_steps(
                 if version.name == "plain" or isinstance(e, StowaxError) or _is_full(e):
                     raise
                 raise StepFails(number, e) from e
-            held = own.held(out)
-            if visit(number, (out, held)):
+            if visit(number, out):
                 return
             own.take(out, version.pairs)
-            del out, held
+            del out
 
 
 @contextlib.contextmanager

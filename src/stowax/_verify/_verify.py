@@ -8,12 +8,16 @@ are run here, several steps in a row, and everything they return is compared
 is bisected to the decision that makes it so (`_blame`).
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import jax
 
+from .._calling._calling import flattened
+from .._calling._known import known
+from .._calling._objects import together
 from .._errors import ArgumentError
 from .._layers._rewrite import Options
 from .._plan import _asked
@@ -22,10 +26,9 @@ from .._records import _verification
 from .._records._verification import Blame, LeafCheck
 from .._records._verification import Reference as ReferenceName
 from .._state._places import check_alive
-from .._step._trace import Step, check_step, trace_step
+from .._step._trace import Step, trace_step
 from .._survey._apply import check_arguments
 from ._blame import find_blame
-from ._compare import STALE
 from ._gate import Gate
 from ._learns import check_learns
 
@@ -67,7 +70,7 @@ def verify(
 
     **Arguments:**
 
-    - `step`, `plan`: the training step, not jitted, and the plan that was made for it.
+    - `step`, `plan`: the training step, and the plan that was made for it.
     - `args`: what the step is called with, arrays. They are left as they are: the runs
       get copies. What is on the device takes its room beside the run's own state;
       where that is too much, give numpy arrays (`jax.device_get(state)`).
@@ -92,9 +95,38 @@ def verify(
     ```
     """
     started = time.perf_counter()
-    _check(step, plan, args, steps, reference)
+    _check(plan, steps, reference)
     _asked.check_kinds(None, (), None, None, progress)
     say = _asked.sayer(progress, started)
+    with together():
+        taken, _, flat = flattened(known(step), args, {})
+        return _verified(
+            flat,
+            dataclasses.replace(plan, taken_apart=False),
+            taken.arrays,
+            objects=0 if taken.definition is None else len(taken.arrays),
+            steps=steps,
+            reference=reference,
+            blame=blame,
+            say=say,
+            started=started,
+        )
+
+
+def _verified(
+    step: Callable[..., Any],
+    plan: Plan,
+    args: tuple[Any, ...],
+    *,
+    objects: int,
+    steps: int,
+    reference: ReferenceName,
+    blame: bool,
+    say: Callable[[str], None],
+    started: float,
+) -> Verification:
+    """`verify` for a step that takes and returns arrays."""
+    _check_arrays(plan, args)
     options = Options(
         keep_checkpoint=plan.keep_checkpoint,
         roll=plan.roll,
@@ -103,13 +135,13 @@ def verify(
     )
     traced = trace_step(step, args, options)
     check_learns(step, args, traced)
-    gate = Gate(step, plan, traced, args, steps, reference, say)
+    gate = Gate(step, plan, traced, args, objects, steps, reference, say)
     gate.run_plain()
     leaves, repeatable = gate.run_planned()
     leaves = [*gate.run_gradients(), *leaves]
     blamed, why = (), ""
     if blame and not (repeatable and all(leaf.ok for leaf in leaves)):
-        blamed, why = _blame(plan, traced, gate, leaves, say)
+        blamed, why = _blame(plan, traced, gate, say)
     return Verification(
         step=traced.name,
         target=plan.target,
@@ -130,7 +162,6 @@ def _blame(
     plan: Plan,
     traced: Step,
     gate: Gate,
-    leaves: Sequence[LeafCheck],
     say: Callable[[str], None],
 ) -> tuple[tuple[Blame, ...], str]:
     """The decisions at fault, and what there is to say about it."""
@@ -140,17 +171,10 @@ def _blame(
             "run, so what differs may not be the plan's. Verify it with its source of "
             "randomness fixed (a random key among its arguments)."
         )
-    if any(leaf.problem == STALE for leaf in leaves):
-        return (), (
-            "No decision is to blame: the planned step writes nothing into the objects "
-            "that it is given. Take them apart before the step (nnx.split), put them "
-            "together in it (nnx.merge), and return their new state (nnx.state)."
-        )
     return find_blame(plan, traced.stacks, gate.wrong, say)
 
 
-def _check(step: Any, plan: Any, args: Any, steps: Any, reference: Any) -> None:
-    check_step(step)
+def _check(plan: Any, steps: Any, reference: Any) -> None:
     if not isinstance(plan, Plan):
         raise ArgumentError(
             "plan",
@@ -166,7 +190,10 @@ def _check(step: Any, plan: Any, args: Any, steps: Any, reference: Any) -> None:
             f"{reference!r}",
             'Write "device", or "cpu" for the host\'s processor.',
         )
-    for path, leaf in jax.tree.leaves_with_path(tuple(args)):
+
+
+def _check_arrays(plan: Plan, args: tuple[Any, ...]) -> None:
+    for path, leaf in jax.tree.leaves_with_path(args):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             name = f"args[{path[0].idx}]{jax.tree_util.keystr(path[1:])}"
             raise ArgumentError(

@@ -1,0 +1,1 @@
+"""How a step is called: whatever it takes and returns, as a function of arrays."""

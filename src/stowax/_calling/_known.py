@@ -1,0 +1,154 @@
+"""What a jitted function says of itself: static arguments, what it donates.
+
+`jax.jit`, `nnx.jit` and `eqx.filter_jit` return objects that are called like functions.
+A plan runs them as they are, inside of its own program; there they neither donate nor
+know what is static, so both is read off them first.
+"""
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from .. import _jax_jit
+from .._errors import ArgumentError
+from ._leaves import Static
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """How a step takes its arguments.
+
+    `static` are positions and `named` names of arguments that are no arrays, `donated`
+    the positions of those that a call gives away, if the step says so. `numbers` tells
+    whether Python's numbers are computed with.
+    """
+
+    function: Callable[..., Any]
+    jitted: bool = False
+    static: frozenset[int] = frozenset()
+    named: frozenset[str] = frozenset()
+    donated: frozenset[int] | None = None
+    numbers: bool = True
+
+    @property
+    def bare(self) -> Callable[..., Any] | None:
+        """What can be traced in place of the step and takes the same arrays."""
+        if not self.jitted:
+            return self.function
+        info = _jax_jit.jit_info(self.function)
+        if info is None or _jax_jit.has_shardings(info):
+            return None
+        return self.function.__wrapped__
+
+    def told(
+        self,
+        static_argnums: Any = None,
+        static_argnames: Any = None,
+        donate_argnums: Any = None,
+        donate_argnames: Any = None,
+    ) -> "Known":
+        """The same with what `jax.jit` would be told of the step."""
+        static, named = self._places(static_argnums, static_argnames)
+        given, by_name = self._places(donate_argnums, donate_argnames)
+        del by_name  # donated by a name alone: a plan decides on those, too
+        return dataclasses.replace(
+            self,
+            static=self.static | static,
+            named=self.named | named,
+            donated=given or self.donated,
+        )
+
+    def _places(
+        self, numbers: Any, names: Any
+    ) -> tuple[frozenset[int], frozenset[str]]:
+        """Positions and names of arguments, the ones inferred from the others."""
+        numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+        names = (names,) if isinstance(names, str) else tuple(names or ())
+        try:
+            parameters = list(inspect.signature(self.function).parameters)
+        except (TypeError, ValueError):
+            parameters = []
+        places = {n % len(parameters) if n < 0 else n for n in numbers}
+        places |= {parameters.index(name) for name in names if name in parameters}
+        known_by = {parameters[n] for n in places if n < len(parameters)}
+        return frozenset(places), frozenset({*names, *known_by})
+
+    def ordered(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments by position, but for those that only have a name.
+
+        **Raises:** `ArgumentError` for arguments that the step does not take.
+        """
+        if kwargs:
+            args, kwargs = self._bound(args, kwargs)
+        ordered = tuple(
+            Static(a) if k in self.static else a for k, a in enumerate(args)
+        )
+        return ordered, {
+            k: Static(a) if k in self.named else a for k, a in kwargs.items()
+        }
+
+    def _bound(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):
+            return args, kwargs
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentError(
+                next(iter(kwargs)),
+                f"an argument that neither stowax nor the step takes so ({error})",
+                "Write the step's arguments as the step is called.",
+            ) from None
+        return bound.args, bound.kwargs
+
+
+def known(step: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Known:
+    """What is known of how `step` is called.
+
+    **Arguments:** `options` are further ones that `jax.jit` is to be given.
+
+    **Raises:** `ArgumentError` for what cannot be called.
+    """
+    if not callable(step):
+        raise ArgumentError(
+            "step",
+            f"{step!r}, which cannot be called",
+            "Pass the training step itself.",
+        )
+    if isinstance(own := getattr(step, "known", None), Known):
+        return own  # a step of `stowax.jit`
+    if options:
+        info = _jax_jit.jit_info(step)
+        step = jax.jit(step if info is None else step.__wrapped__, **options)
+    if (info := _jax_jit.jit_info(step)) is not None:
+        return _of_jit(step, info)
+    nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
+    inner = _jax_jit.jit_info(getattr(step, "jitted_fn", None))
+    if nnx is not None and inner is not None:
+        found = _of_jit(step, inner)
+        static = getattr(step, "static_argnums", None) or ()
+        static = (static,) if isinstance(static, int) else static
+        return dataclasses.replace(found, static=frozenset(static))
+    if equinox is not None and type(step).__module__.startswith("equinox"):
+        return Known(function=step, jitted=True, numbers=False)
+    return Known(function=step)
+
+
+def _of_jit(step: Any, info: Any) -> Known:
+    donated = frozenset(info.donate_argnums)
+    return Known(
+        function=step,
+        jitted=True,
+        static=frozenset(info.static_argnums),
+        named=frozenset(info.static_argnames),
+        donated=donated or None,
+    )

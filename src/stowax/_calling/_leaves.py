@@ -1,0 +1,76 @@
+"""The leaves of a step's arguments and results: arrays, objects, everything else.
+
+Arrays, and the Python numbers that `jax.jit` takes for arrays, are what a step computes
+with. The rest (functions, strings, whatever an Equinox module carries beside its
+arrays) is the same in every call, or makes another step.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._objects import is_object
+
+_NUMBERS = (bool, int, float, complex)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Static:
+    """An argument that the step's own `jit` takes as it is."""
+
+    value: Any
+
+
+def is_whole(leaf: Any) -> bool:
+    """Whether a leaf is what a pytree library would take apart further."""
+    return isinstance(leaf, Static) or is_object(leaf)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether JAX computes with this, Python's numbers aside."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure, objects and static arguments as leaves."""
+    return jax.tree.flatten(tree, is_leaf=is_whole)
+
+
+def computed(tree: Any, leaves: Sequence[Any], numbers: bool) -> list[bool]:
+    """Which of the leaves of `tree` the step computes with; objects are not.
+
+    **Arguments:** `numbers` says whether Python's are: `jax.jit` traces them,
+    `eqx.filter_jit` does not. Those in an Equinox module are never: it asks `if
+    self.inference`.
+    """
+    flags = [is_array(leaf) for leaf in leaves]
+    if not numbers or all(flags):
+        return flags
+    fields = in_modules(tree)
+    return [
+        flag or (isinstance(leaf, _NUMBERS) and k not in fields)
+        for k, (flag, leaf) in enumerate(zip(flags, leaves, strict=True))
+    ]
+
+
+def in_modules(tree: Any) -> set[int]:
+    """The positions of leaves that belong to Equinox modules."""
+    equinox = sys.modules.get("equinox")
+    if equinox is None:
+        return set()
+
+    def is_module(leaf: Any) -> bool:
+        return isinstance(leaf, equinox.Module)
+
+    found, position = set[int](), 0
+    whole = lambda leaf: is_module(leaf) or is_whole(leaf)
+    for leaf in jax.tree.leaves(tree, is_leaf=whole):
+        count = len(flatten(leaf)[0]) if is_module(leaf) else 1
+        if is_module(leaf):
+            found.update(range(position, position + count))
+        position += count
+    return found

@@ -1,0 +1,1 @@
+"""`stowax.jit`: what `jax.jit` is, with a budget."""

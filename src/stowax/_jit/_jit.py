@@ -1,0 +1,94 @@
+"""`stowax.jit`, the one line: a step that is planned when it is first called."""
+
+import functools
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from .._calling._known import known
+from .._errors import ArgumentError
+from .._plan import _asked
+from .._plan._plan import Plan
+from .._target._machine import Target
+from ._planned import Planned, Wishes, given_plan
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    budget: int | str | None = None,
+    host_budget: int | str | None = None,
+    target: str | Target | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    pin: Mapping[str, str] | None = None,
+    forbid: Collection[str] = (),
+    keep_checkpoint: bool = False,
+    roll: bool = True,
+    compiler_options: Mapping[str, Any] | None = None,
+    compiles: int | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: _asked.Progress = None,
+    **jax_options: Any,
+) -> Any:
+    """What `jax.jit` is, with a budget: a step that trains within so much memory.
+
+    The first call plans the step, compiles it, moves what belongs in host memory there,
+    and runs it; every later call costs what one of `jax.jit`'s function costs. Calls
+    with arrays of other types are planned on their own. What cannot be planned runs as
+    it is written, and the plan's notes say why.
+
+    **Arguments:**
+
+    - `fun`: the training step, as it is: a function of arrays, of Flax NNX objects that
+      it changes in place, of Equinox modules; or one that `jax.jit`, `nnx.jit` or
+      `eqx.filter_jit` made already. What it differentiates is found by itself
+      (`stowax.stow` restricts it). Without `fun`, a decorator with these options.
+    - `budget`, `host_budget`, `target`, `pin`, `forbid`, `keep_checkpoint`, `roll`,
+      `compiler_options`, `compiles`, `cache`, `progress`: as for `stowax.plan`.
+    - `plan`: a plan that was made before, or its file; nothing is planned then.
+    - `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`: as for
+      `jax.jit`. Where nothing is said to be donated, the state is donated if that saves
+      memory that is needed, as `stowax.plan` does.
+    - `jax_options`: `jax.jit`'s others (`in_shardings`, `out_shardings`, `inline`, …).
+
+    **Returns:** a `Planned`: called like the step, with `.plan`, `.lower`, `.trace`.
+
+    **Raises:** `ArgumentError` for `fun` that cannot be called; what `stowax.plan` and
+    the step raise, when it is called; `MisfitError`, before anything runs, where no
+    plan keeps the budget.
+
+    ```python
+    step = stowax.jit(train_step, budget="16GiB", donate_argnums=0)
+    state, loss = step(state, batch)
+    print(step.plan)
+    ```
+    """
+    options = dict(locals())
+    if options.pop("fun") is None:
+        return functools.partial(jit, **options.pop("jax_options"), **options)
+    if not callable(fun):
+        raise ArgumentError(
+            "fun", f"{fun!r}, which cannot be called", "Write stowax.jit(train_step)."
+        )
+    what = known(fun, jax_options).told(
+        static_argnums, static_argnames, donate_argnums, donate_argnames
+    )
+    wishes = Wishes(
+        budget=budget,
+        host_budget=host_budget,
+        target=target,
+        pin=pin,
+        forbid=forbid,
+        keep_checkpoint=keep_checkpoint,
+        roll=roll,
+        compiler_options=compiler_options,
+        compiles=compiles,
+        cache=cache,
+        progress=progress,
+    )
+    return Planned(what, wishes, given_plan(plan))

@@ -1,0 +1,52 @@
+"""Arrays of a call on their way to where the plan wants them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from .._plan._plan import Plan
+from .._state._places import check_alive, mesh_of, planned_kinds, put
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """Where each array of a step's arguments belongs, flat."""
+
+    kinds: tuple[Any, ...]
+    donated: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, arrays: Sequence[Any]) -> "Placing | None":
+        """The places of a plan with state in host memory; `None` of any other."""
+        if all(a.memory_kind == "device" for a in plan.arguments):
+            return None
+        trees = planned_kinds(plan.arguments, arrays)
+        kinds = jax.tree.structure(tuple(arrays)).flatten_up_to(trees)
+        donated = tuple(
+            position in plan.donate_argnums
+            for position, tree in enumerate(arrays)
+            for _ in jax.tree.leaves(tree)
+        )
+        return cls(kinds=tuple(kinds), donated=donated)
+
+    def place(self, arrays: Sequence[Any]) -> Any:
+        """`arrays` where they belong.
+
+        What moves and is donated anyway gives its old memory back at once: else the
+        first step would need room for the state twice.
+        """
+        check_alive(arrays)
+        leaves, structure = jax.tree.flatten(tuple(arrays))
+        mesh, uses = mesh_of(arrays), [id(leaf) for leaf in leaves]
+        placed = []
+        for leaf, kind, donated in zip(leaves, self.kinds, self.donated, strict=True):
+            new = put(leaf, kind, mesh)
+            if new is not leaf and donated and isinstance(leaf, jax.Array):
+                moved = new.sharding.memory_kind != leaf.sharding.memory_kind
+                if moved and uses.count(id(leaf)) == 1:
+                    new.block_until_ready()
+                    leaf.delete()
+            placed.append(new)
+        return jax.tree.unflatten(structure, placed)

@@ -1,0 +1,81 @@
+"""A plan in effect: the record as what a step does."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .._layers._rewrite import Options
+from .._records._plan import PlanRecord
+from .._state._stream import Hosted
+from .._survey._apply import StackPlan, StepPlan, apply_decisions, attach_options
+from .._target._target import platform_of
+from .._units import format_bytes
+from .._update._blocks import BlockSize
+
+
+def put_into_effect(plan: PlanRecord, step: Callable[..., Any]) -> Any:
+    """`jax.jit(step)` under the plan, for a step that takes and returns arrays."""
+    stacks = {
+        s.name: StackPlan(fingerprint=s.fingerprint, stored=s.stored, outline=s.outline)
+        for s in plan.stacks
+        if s.stored is not None
+    }
+    hosted = _hosted(plan)
+    jitted = apply_decisions(
+        step,
+        StepPlan(stacks=stacks, hosted=hosted) if stacks or hosted else None,
+        Options(
+            keep_checkpoint=plan.keep_checkpoint,
+            roll=plan.roll,
+            row_major=plan.row_major,
+            parts=tuple(plan.parts.items()),
+        ),
+        donate=plan.donate_argnums,
+        compiler_options=None if plan.compile_only else plan.compiler_options,
+        arguments=plan.arguments,
+    )
+    # For `stowax.inspect`, which tells what of this is in the compiled program.
+    jitted.stowax_plan = plan
+    return (
+        attach_options(jitted, plan.compiler_options) if plan.compile_only else jitted
+    )
+
+
+def why_it_does_not_fit(plan: PlanRecord) -> str:
+    """What the program needs, and the smallest budget that works."""
+    needs = (
+        f"plan: it does not fit: its program needs "
+        f"{format_bytes(plan.device_bytes)} of the device and "
+        f"{format_bytes(plan.host_bytes)} of the host"
+    )
+    if plan.host_bytes > plan.host_budget_bytes:
+        return (
+            f"{needs}, and may take {format_bytes(plan.host_budget_bytes)} of the "
+            "host. Give a larger host_budget, or pin less to 'offload'."
+        )
+    smallest = format_bytes(plan.smallest_budget)
+    if plan.smallest_budget_is == "predicted":
+        smallest = f"about {smallest}, as predicted"
+    return f"{needs}. The smallest budget that works is {smallest}."
+
+
+def _hosted(plan: PlanRecord) -> Hosted | None:
+    """The arguments in host memory, as `apply` needs them."""
+    mine = {
+        i: argument
+        for i, argument in enumerate(plan.arguments)
+        if argument.memory_kind != "device"
+    }
+    if not mine:
+        return None
+    return Hosted(
+        updates={i: a.output for i, a in mine.items()},
+        shards={i: a.shard for i, a in mine.items()},
+        partitions={i: a.partition for i, a in mine.items() if a.partition is not None},
+        orders={i: a.order for i, a in mine.items() if a.order is not None},
+        in_turn=platform_of(plan.target) != "tpu",
+        lean=plan.lean,
+        on_host=tuple(i for i, argument in mine.items() if argument.on_host),
+        late=plan.late,
+        returned=plan.gradients_on_host,
+        size=BlockSize.least(plan.least_bytes),
+    )

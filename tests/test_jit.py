@@ -1,0 +1,246 @@
+"""`stowax.jit`: any step that some `jit` takes, in one line, with the same numbers."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stowax
+from stowax._errors import ArgumentError, MisfitError, PlanMismatchError
+
+LAYERS, WIDTH, ROWS = 6, 64, 1024
+jit = functools.partial(stowax.jit, progress=False)
+
+
+def weights(seed=0, width=WIDTH):
+    draw = np.random.default_rng(seed).normal
+    return {
+        "up": jnp.asarray(0.1 * draw(size=(LAYERS, width, 2 * width)), jnp.float32),
+        "down": jnp.asarray(0.1 * draw(size=(LAYERS, 2 * width, width)), jnp.float32),
+    }
+
+
+def batch(seed=1, rows=ROWS, width=WIDTH):
+    draw = np.random.default_rng(seed).normal
+    return jnp.asarray(draw(size=(rows, width)), jnp.float32)
+
+
+def loss_of(params, x, last=jnp.tanh):
+    def layer(x, w):
+        return x + last(jnp.sin(x @ w["up"]) @ w["down"]), None
+
+    return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
+
+
+def train_step(params, momentum, x):
+    loss, grads = jax.value_and_grad(loss_of)(params, x)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, loss
+
+
+def arguments():
+    params = weights()
+    return params, jax.tree.map(jnp.zeros_like, params), batch()
+
+
+def losses(step, count=4):
+    params, momentum, x = arguments()
+    found = []
+    for _ in range(count):
+        params, momentum, loss = step(params, momentum, x)
+        found.append(float(loss))
+    return found
+
+
+def moved(plan):
+    return {d.decision for d in plan.decisions}
+
+
+def test_one_line_and_no_mark():
+    step = jit(train_step, budget="60%", target="h200", donate_argnums=(0, 1))
+    assert step.plan is None
+    np.testing.assert_allclose(losses(step), losses(jax.jit(train_step)), rtol=1e-5)
+    assert step.plan.fits
+    assert moved(step.plan) & {"offload", "recompute"}
+    assert step.plan.donate_argnums == (0, 1)
+    assert step.plan.device_bytes <= step.plan.budget_bytes
+    assert step.__name__ == "train_step"
+
+
+def test_a_mark_restricts_what_is_planned():
+    first = stowax.stow(loss_of)
+
+    def step(params, other, x):
+        a, grads = jax.value_and_grad(first)(params, x)
+        b, more = jax.value_and_grad(lambda p: loss_of(p, x, jnp.cos))(other)
+        update = functools.partial(jax.tree.map, lambda p, g: p - 0.1 * g)
+        return update(params, grads), update(other, more), a + b
+
+    args = weights(0), weights(5), batch()
+    both = stowax.plan(step, *args, target="h200", progress=False)
+    assert len(both.stacks) == 1
+    first = loss_of  # `step` reads it when it is called
+    assert len(stowax.plan(step, *args, target="h200", progress=False).stacks) == 2
+
+
+def test_options_of_jit_are_honoured():
+    def step(params, x, mode, *, scale):
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
+        rate = {"slow": 0.01, "fast": 0.1}[mode] * scale
+        return jax.tree.map(lambda p, g: p - rate * g, params, grads), loss
+
+    planned = jit(step, static_argnums=2, static_argnames="scale", donate_argnums=0)
+    plain = jax.jit(step, static_argnums=2, static_argnames="scale")
+    for mode, scale in (("slow", 1), ("fast", 2), ("slow", 1)):
+        params = weights()
+        new, _ = planned(params, batch(), mode, scale=scale)
+        expected, _ = plain(weights(), batch(), mode, scale=scale)
+        np.testing.assert_allclose(new["up"], expected["up"], rtol=1e-5, atol=1e-7)
+    assert planned.plan.donate_argnums in ((), (0,))
+
+
+@pytest.mark.parametrize("around", [jax.jit, functools.partial(jax.jit, inline=True)])
+def test_jitted_steps_are_planned(around):
+    jitted = around(train_step, donate_argnums=(0,))
+    plan = stowax.plan(
+        jitted, *arguments(), budget="60%", target="h200", progress=False
+    )
+    assert moved(plan) & {"offload", "recompute"}
+    assert set(plan.donate_argnums) <= {0}
+    got = plan.apply(jitted)(*plan.place(*arguments()))
+    np.testing.assert_allclose(got[2], train_step(*arguments())[2], rtol=1e-5)
+
+
+def test_other_types_are_planned_anew(capsys):
+    step = stowax.jit(train_step)
+    first, second = batch(), batch(rows=128)
+    plain = jax.jit(train_step)
+    for x in (first, second, first):
+        params, momentum, _ = arguments()
+        got = step(params, momentum, x)[2]
+        expected = plain(params, momentum, x)[2]
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+    told = capsys.readouterr().err
+    assert told.count("planning train_step anew, for arguments of other types") == 1
+
+
+def test_a_budget_that_nothing_keeps():
+    step = jit(train_step, budget="64KiB", target="h200")
+    with pytest.raises(MisfitError, match="The smallest budget that works is") as found:
+        step(*arguments())
+    assert isinstance(found.value, stowax.StowaxError)
+
+
+def test_a_function_that_differentiates_nothing(capsys):
+    @stowax.jit
+    def evaluate(params, x):
+        return loss_of(params, x)
+
+    params, _, x = arguments()
+    np.testing.assert_allclose(evaluate(params, x), loss_of(params, x), rtol=1e-6)
+    assert evaluate.plan is None
+    told = capsys.readouterr().err
+    assert "it differentiates nothing" in told
+    assert told.endswith("It runs as jax.jit would run it.\n")
+
+
+def test_an_error_of_the_step_is_the_same():
+    @jit
+    def wrong(params, x):
+        jax.grad(loss_of)(params, x)
+        raise ZeroDivisionError("by the user")
+
+    with pytest.raises(ZeroDivisionError, match="by the user"):
+        wrong(*arguments()[::2])
+
+
+def test_within_another_trace_it_is_the_step():
+    step = jit(train_step, budget="60%", target="h200")
+    shapes = jax.eval_shape(step, *arguments())
+    assert shapes[2].shape == ()
+    assert step.plan is None
+    outer = jax.jit(lambda *args: step(*args)[2])
+    expected = train_step(*arguments())[2]
+    np.testing.assert_allclose(outer(*arguments()), expected, rtol=1e-5)
+
+
+def test_a_plan_made_before(tmp_path):
+    options = {"budget": "60%", "target": "h200", "progress": False}
+    made = stowax.plan(train_step, *arguments(), **options)
+    made.save(tmp_path / "plan.json")
+    for plan in (made, tmp_path / "plan.json"):
+        step = jit(train_step, plan=plan)
+        np.testing.assert_allclose(losses(step), losses(jax.jit(train_step)), rtol=1e-5)
+        assert step.plan == made
+    with pytest.raises(PlanMismatchError, match="the plan was made for"):
+        jit(train_step, plan=made)(*arguments()[:2], batch(rows=128))
+
+
+def test_lower_and_trace():
+    step = jit(train_step, budget="60%", target="h200")
+    assert "stowax" in step.lower(*arguments()).as_text() or step.plan.stacks
+    assert step.trace(*arguments()).jaxpr.eqns
+    found = stowax.inspect(step, *arguments(), target="h200")
+    assert found.memory.device.total <= step.plan.budget_bytes
+
+
+def test_what_cannot_be_called():
+    with pytest.raises(ArgumentError) as caught:
+        stowax.jit(3)
+    assert str(caught.value) == (
+        "fun: got 3, which cannot be called. Write stowax.jit(train_step)."
+    )
+
+
+def test_a_method():
+    class Trainer:
+        def __init__(self):
+            self.rate = 0.1
+
+        @functools.partial(jit, static_argnums=0)
+        def step(self, params, x):
+            loss, grads = jax.value_and_grad(loss_of)(params, x)
+            return jax.tree.map(lambda p, g: p - self.rate * g, params, grads), loss
+
+    trainer, (params, _, x) = Trainer(), arguments()
+    new, _ = trainer.step(params, x)
+    grads = jax.grad(loss_of)(params, x)
+    np.testing.assert_allclose(
+        new["up"], params["up"] - 0.1 * grads["up"], rtol=1e-4, atol=1e-7
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class State:
+    params: dict
+    count: int
+    label: str = dataclasses.field(metadata={"static": True})
+
+
+def test_dataclasses_scalars_strings_and_none():
+    def step(state, x, rate, how, nothing):
+        assert nothing is None
+        assert how == "down"
+        loss, grads = jax.value_and_grad(loss_of)(state.params, x)
+        params = jax.tree.map(lambda p, g: p - rate * g, state.params, grads)
+        return State(params, state.count + 1, state.label), {"loss": loss, "how": how}
+
+    planned = jit(step)
+    state = State(weights(), 0, "run")
+    for count in (1, 2):
+        state, metrics = planned(state, batch(), 0.1, "down", None)
+        assert int(state.count) == count
+        assert (state.label, metrics["how"]) == ("run", "down")
+    assert planned.plan is not None
+
+
+def test_an_argument_that_cannot_be_compared():
+    class Odd:
+        __hash__ = None
+
+    with pytest.raises(ArgumentError, match=r"^args\[1\]\['x'\]: got Odd"):
+        jit(train_step)(weights(), {"x": Odd()}, batch())

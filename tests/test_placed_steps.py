@@ -1,0 +1,91 @@
+"""Steps whose plans were refused by what surrounds them: meshes, placed state, effects.
+
+Random programs found each of these: a plan was made, and the step called as the plan
+wants it was no longer the one that was planned, or JAX failed on it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import stowax
+
+LAYERS, WIDTH, ROWS = 2, 256, 64
+
+
+def arrays():
+    draw = np.random.default_rng(0).normal
+    weights = {
+        "w": jnp.asarray(0.05 * draw(size=(WIDTH, WIDTH)), jnp.float32),
+        "v": jnp.asarray(0.05 * draw(size=(WIDTH, WIDTH)), jnp.float32),
+    }
+    momentum = jax.tree.map(jnp.zeros_like, weights)
+    return weights, momentum, jnp.asarray(draw(size=(ROWS, WIDTH)), jnp.float32)
+
+
+def loss_of(params, x):
+    for _ in range(LAYERS):  # the same weights in every layer
+        x = 0.7 * x + jnp.tanh(x @ params["w"]) @ params["v"]
+    return jnp.mean(x**2)
+
+
+def update(loss, grads, params, momentum):
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, loss
+
+
+def train_step(params, momentum, x):
+    loss, grads = jax.value_and_grad(loss_of)(params, x)
+    return update(loss, grads, params, momentum)
+
+
+def check(step, plan):
+    expected = jax.jit(step)(*arrays())
+    params, momentum, x = arrays()
+    got = plan.apply(step)(*plan.place(params, momentum), x)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_state_that_is_placed_beside_a_batch_that_is_not():
+    """Placed arrays are on a mesh of one device, the batch is on none."""
+    pin = {"optimizer state": "offload", "*tanh*": "recompute"}
+    plan = stowax.plan(
+        train_step, *arrays(), target="h200", budget="4MiB", pin=pin, progress=False
+    )
+    assert {a.memory_kind for a in plan.arguments} == {"device", "pinned_host"}
+    assert plan.stacks[0].stored is not None
+    check(train_step, plan)
+
+
+def test_effects_in_a_fixed_order_leave_nothing_in_host_memory():
+    def step(params, momentum, x):
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        loss = io_callback(lambda v: np.float32(v), shape, loss, ordered=True)
+        return update(loss, grads, params, momentum)
+
+    plan = stowax.plan(step, *arrays(), target="h200", budget="3MiB", progress=False)
+    assert {d.decision for d in plan.decisions} <= {"keep", "recompute"}
+    assert any(note.startswith("nothing may be offloaded: ") for note in plan.notes)
+    assert plan.fits
+    check(step, plan)
+
+
+def test_numbers_beside_arrays_on_an_explicit_mesh_of_one_device():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    home = NamedSharding(mesh, PartitionSpec())
+
+    def step(params, x, rate):
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
+        return jax.tree.map(lambda p, g: p - rate * g, params, grads), loss
+
+    params, _, x = jax.tree.map(lambda a: jax.device_put(a, home), arrays())
+    args = params, x, np.float32(0.1)
+    expected = jax.jit(step)(*args)
+    plan = stowax.plan(step, *args, pin={"*tanh*": "recompute"}, progress=False)
+    got = plan.apply(step)(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

@@ -113,18 +113,9 @@ def _code(found: Any, error: BaseException | None) -> int:
         return INTERRUPTED
     if found.findings:
         return FOUND
-    return COULD_NOT_RUN if _exit_code(error) else FINE
+    from ._run_script import exit_code
 
-
-def _exit_code(error: BaseException | None) -> int:
-    """What Python would exit with after the script."""
-    if error is None:
-        return 0
-    if not isinstance(error, SystemExit):
-        return 1
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    return 1
+    return COULD_NOT_RUN if exit_code(error) else FINE
 
 
 class _Watched:
@@ -141,7 +132,7 @@ class _Watched:
         self, program: Any, words: tuple[str, ...], finish: Callable[[Any], int]
     ) -> int:
         """Runs it; `finish` is called with what ended it, and gives the exit code."""
-        from ._run_script import run_program
+        from ._run_script import exit_code, run_program
 
         name = os.path.basename(program.code.co_filename)
         click.echo(f"stowax: auditing {name}, at most {self._steps} steps", err=True)
@@ -150,7 +141,7 @@ class _Watched:
         self._found.__enter__()
         error = run_program(program, words, lambda code: finish(SystemExit(code)))
         if os.getpid() != process:
-            return _exit_code(error)  # a copy that the script made of this process
+            return exit_code(error)  # a copy that the script made of this process
         return finish(error)
 
     def end(self, error: BaseException | None) -> Any:

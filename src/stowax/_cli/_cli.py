@@ -1,4 +1,4 @@
-"""The `stowax` command: plan, inspect, verify, audit, calibrate, targets, demo.
+"""The `stowax` command: plan, inspect, verify, run, audit, calibrate, targets, demo.
 
 The result goes to stdout and everything else to stderr, so that `--json` can be piped:
 while the user's file runs and the solver works, file descriptor 1 itself points to
@@ -32,6 +32,7 @@ from ._base import (
 )
 from ._calibrate import calibrate
 from ._inspect import inspect
+from ._run import run
 from ._user_file import load_step
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 88}
@@ -50,6 +51,7 @@ def main() -> None:
       stowax plan train.py:make --budget 16GiB --target v5p-8 -o plan.json
       stowax inspect train.py:make plan.json
       stowax verify train.py:make plan.json
+      stowax run --budget 16GiB train.py
       stowax audit train.py
 
     In FILE.py:FUNCTION the function takes no argument and returns (step, args): the
@@ -192,6 +194,7 @@ def plan(
 
 
 main.add_command(inspect)
+main.add_command(run)
 main.add_command(audit)
 main.add_command(calibrate)
 

@@ -137,6 +137,17 @@ def run_program(
 _last: list[types.ModuleType] = []
 
 
+def exit_code(error: BaseException | None) -> int:
+    """What Python would exit with after a script that ended in this."""
+    if error is None:
+        return 0
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    return 1
+
+
 def _without_own(trace: types.TracebackType | None) -> types.TracebackType | None:
     """A traceback without what looks on: it begins at the script's own line."""
     frames = []

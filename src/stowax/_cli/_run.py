@@ -1,0 +1,112 @@
+"""`stowax run`: a user's script, unchanged, with its training step under a plan."""
+
+import os
+from typing import Any
+
+import click
+
+from .._errors import ArgumentError
+from .._files import check_writable
+from ._base import INTERRUPTED, command, progress_to_stderr, target_option
+
+_AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.command(
+    context_settings=_AS_IT_IS, short_help="Run a script, its training step planned."
+)
+@click.option(
+    "--budget",
+    metavar="BYTES",
+    help="Device memory per device, such as 16GiB, or 60% of what the step takes.",
+)
+@click.option("--host-budget", metavar="BYTES", help="Host memory per device.")
+@target_option
+@click.option("--plan", "plan", metavar="PLAN.json", help="A plan made before.")
+@click.option(
+    "--cache", metavar="FOLDER", help="Keep the programs that planning compiles here."
+)
+@click.option("-o", "output", metavar="PLAN.json", help="Save the plan.")
+@click.option(
+    "-m",
+    "is_module",
+    is_flag=True,
+    help="SCRIPT.py is the name of a module, as in python -m.",
+)
+@click.argument("script", metavar="SCRIPT.py")
+@click.argument("words", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
+@command
+def run(
+    script: str,
+    words: tuple[str, ...],
+    budget: str | None,
+    host_budget: str | None,
+    target: str | None,
+    plan: str | None,
+    cache: str | None,
+    output: str | None,
+    is_module: bool,
+) -> int:
+    """Run SCRIPT.py with its ARGS, and what it differentiates under a plan.
+
+    Every function that the script gives to jax.jit, nnx.jit or eqx.filter_jit, and that
+    differentiates, is planned when it is first called. The plans are shown at the end,
+    on stderr. The exit code is the script's.
+
+    \b
+    Examples:
+      stowax run --budget 16GiB train.py --epochs 1
+      stowax run --plan plan.json train.py
+      stowax run --budget 70% -o plan.json -m package.train
+    """  # noqa: D301
+    if output is not None:
+        check_writable(output, "-o")
+    import stowax
+
+    from ._run_script import module_named, run_program, script_at
+
+    program = module_named(script) if is_module else script_at(script)
+    wishes: dict[str, Any] = {
+        "budget": budget,
+        "host_budget": host_budget,
+        "target": target,
+        "cache": cache,
+    }
+    process = os.getpid()
+    with stowax.planning(plan=plan, progress=progress_to_stderr(), **wishes) as session:
+
+        def finish(error: BaseException | None) -> int:
+            if os.getpid() == process:
+                _report(session, output)
+            return _code(error)
+
+        return finish(run_program(program, words, lambda c: finish(SystemExit(c))))
+
+
+def _report(session: Any, output: str | None) -> None:
+    for note in session.notes:
+        click.echo(f"stowax: {note}", err=True)
+    plans = session.plans
+    if not plans:
+        click.echo(
+            "stowax: nothing was planned: no jitted function differentiates", err=True
+        )
+    for made in plans.values():
+        click.echo(f"\n{made}", err=True)
+    if output is None or not plans:
+        return
+    if len(plans) > 1:
+        raise ArgumentError(
+            "-o",
+            f"{output!r}, and {len(plans)} plans ({', '.join(plans)})",
+            "Plan the one you want with stowax.jit, and save its .plan.",
+        )
+    (made,) = plans.values()
+    made.save(output)
+    click.echo(f"saved {output}", err=True)
+
+
+def _code(error: BaseException | None) -> int:
+    from ._run_script import exit_code
+
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code(error)

@@ -38,7 +38,7 @@ def users_function(function: Any) -> Any:
     for _ in range(8):
         cells = getattr(function, "__closure__", None) or ()
         names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-        held = dict(zip(names, cells, strict=False))
+        held: dict[str, Any] = dict(zip(names, cells, strict=False))
         if function.__module__ == "jax._src.api_util" and "f" in held:
             function = held["f"].cell_contents
             continue

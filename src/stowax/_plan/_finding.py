@@ -150,7 +150,8 @@ def bytes_of(asked: Asked, budgets: Sequence[int | float]) -> list[int]:
     most = asked.machine.device_bytes
     whole = sum(device_bytes(spec) for spec in jax.tree.leaves(specs))
     least = least_bytes(most, whole)
-    search, _ = _surveyed(asked, specs, recording, most, least)
+    free = dataclasses.replace(asked, pin={}, forbid=())
+    search, _ = _surveyed(free, specs, recording, most, least)
     taken = bytes_as_written(search)
     return [
         min(most, max(1, int(budget * taken)))

@@ -1,0 +1,208 @@
+"""Unchanged scripts under a budget: `stowax.planning` and `stowax run`."""
+
+import functools
+import json
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import stowax
+from stowax._errors import ArgumentError, MisfitError
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+LAYERS, WIDTH, ROWS = 6, 256, 512
+planning = functools.partial(stowax.planning, target="h200", progress=False)
+
+
+def weights():
+    draw = np.random.default_rng(0).normal
+    return jnp.asarray(0.05 * draw(size=(LAYERS, WIDTH, WIDTH)), jnp.float32)
+
+
+def batch(seed=1):
+    draw = np.random.default_rng(seed).normal
+    return jnp.asarray(draw(size=(ROWS, WIDTH)), jnp.float32)
+
+
+def loss_of(params, x):
+    layer = lambda x, w: (x + jnp.tanh(x @ w), None)
+    return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
+
+
+TX = optax.adam(1e-3)
+
+
+def script(steps=4):
+    """A training script: steps, an evaluation between them, and what it printed."""
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def train_step(params, state, x):
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
+        updates, state = TX.update(grads, state)
+        return optax.apply_updates(params, updates), state, loss
+
+    @jax.jit
+    def evaluate(params, state, x):
+        norms = jax.tree.map(lambda a: jnp.sum(jnp.abs(a)), state)
+        return loss_of(params, x), norms
+
+    params, found = weights(), []
+    state = TX.init(params)
+    for seed in range(steps):
+        params, state, loss = train_step(params, state, batch(seed))
+        found += [
+            float(loss),
+            *map(float, jax.tree.leaves(evaluate(params, state, batch(9)))),
+        ]
+    return found
+
+
+def test_a_script_is_planned_and_computes_the_same():
+    expected, real = script(), jax.jit
+    pin = {"optimizer state": "offload"}
+    with planning(budget="60%", pin=pin) as session:
+        assert jax.jit is not real
+        found = script()
+    assert jax.jit is real
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert list(session.plans) == ["train_step"]
+    plan = session.plans["train_step"]
+    assert plan.fits
+    assert plan.donate_argnums == (0, 1)
+    # What lies in host memory is brought to the device for `evaluate`.
+    assert any(a.memory_kind == "pinned_host" for a in plan.arguments)
+    assert session.notes == []
+
+
+def test_a_frameworks_own_jit():
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+        def __call__(self, x):
+            return x + jnp.tanh(self.linear(x))
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.blocks = nnx.List([Block(rngs) for _ in range(LAYERS)])
+
+        def __call__(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    def train():
+        @nnx.jit
+        def train_step(model, optimizer, x):
+            loss, grads = nnx.value_and_grad(lambda m: jnp.mean(m(x) ** 2))(model)
+            optimizer.update(model, grads)
+            return loss
+
+        model = Model(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+        return [float(train_step(model, optimizer, batch(seed))) for seed in range(3)]
+
+    expected = train()
+    with planning(budget="70%") as session:
+        found = train()
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert list(session.plans) == ["train_step"]
+    assert {d.decision for d in session.plans["train_step"].decisions} != {"keep"}
+
+
+def test_a_step_that_cannot_be_planned_runs_as_it_is_written():
+    def train():
+        @jax.jit
+        def sensitivity(params, x):
+            grads = jax.grad(loss_of)(params, x)
+            return jax.lax.stop_gradient(x).sum(), jnp.zeros_like(grads)
+
+        return float(sensitivity(weights(), batch())[0])
+
+    expected = train()
+    with planning() as session:
+        assert train() == expected
+    (note,) = session.notes
+    assert note.startswith("sensitivity runs as it is written: step: its gradients")
+
+
+def test_jit_in_a_block_is_jit():
+    with planning() as session:
+        double = jax.jit(lambda x: 2 * x)
+        assert float(double(2.0)) == 4.0
+        assert jax.eval_shape(double, jnp.ones(3)).shape == (3,)
+        assert float(jax.jit(lambda x: double(x) + 1)(2.0)) == 5.0
+        assert float(jax.grad(lambda x: double(x) ** 2)(1.0)) == 8.0
+        assert "module" in double.lower(1.0).as_text()
+        assert jnp.arange(3).sum() == 3
+    assert session.plans == {}
+
+
+def test_what_is_refused():
+    within = pytest.raises(ArgumentError, match=r"^planning: got a block within")
+    with planning(), within, planning():
+        pass
+    named = pytest.raises(ArgumentError, match=r"^bugdet: got '1GiB'. Write one of")
+    with named, planning(bugdet="1GiB"):
+        pass
+    with planning(budget="64KiB"), pytest.raises(MisfitError):
+        script()
+    assert not hasattr(jax.jit, "stowax_planning")
+
+
+SCRIPT = """
+    import sys
+    import jax, jax.numpy as jnp
+
+    def loss_of(params, x):
+        layer = lambda x, w: (x + jnp.tanh(x @ w), None)
+        return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
+
+    @jax.jit
+    def train_step(params, x):
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
+        return params - 0.1 * grads, loss
+
+    params, x = 0.01 * jnp.ones((6, 64, 64)), jnp.ones((512, 64))
+    for _ in range(int(sys.argv[1])):
+        params, loss = train_step(params, x)
+        print(float(loss))
+    sys.exit(int(sys.argv[2]))
+"""
+
+
+def run(folder, *words):
+    (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, "-m", "stowax", "run", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, check=False
+    )
+
+
+def test_the_command_runs_a_script_unchanged(tmp_path):
+    options = ("--budget", "60%", "--target", "h200", "-o", "plan.json")
+    done = run(tmp_path, *options, "train.py", "3", "5")
+    assert done.returncode == 5, done.stderr
+    assert len(done.stdout.split()) == 3
+    assert "stowax plan for train_step on h200" in done.stderr
+    assert json.loads((tmp_path / "plan.json").read_text())["fits"]
+    # The plan that was saved is what the next run goes by.
+    again = run(tmp_path, "--plan", "plan.json", "train.py", "3", "0")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == done.stdout
+    assert "compiling" not in again.stderr
+
+
+def test_the_command_says_what_does_not_fit(tmp_path):
+    done = run(tmp_path, "--budget", "64KiB", "--target", "h200", "train.py", "1", "0")
+    assert done.returncode == 1
+    assert "The smallest budget that works is" in done.stderr
+    assert done.stdout == ""

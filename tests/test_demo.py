@@ -17,8 +17,7 @@ def test_demo_trains_twice_and_agrees(monkeypatch):
     monkeypatch.setattr(_demo, "LARGE_BUDGETS", ())
     result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 0, result.output
-    for line in (1, 2, 3):
-        assert f"# stowax, line {line} of 3" in result.stdout
+    assert result.stdout.count("# stowax, the line") == 1
     assert "They agree" in result.stdout
     assert "training 3 steps under the plan" in result.stderr
     # The budget made it compute something again: else the demo would show nothing.

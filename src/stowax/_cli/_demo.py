@@ -1,8 +1,8 @@
 """The demo: a small GPT trained plain and under a plan, then a large one planned.
 
-It runs `examples/char_gpt.py`, an ordinary training script with stowax's three lines in
-it, and shows those lines as they stand there. The large model is planned for a TPU and
-a GPU that are not there; nothing of it is ever run.
+It runs `examples/char_gpt.py`, an ordinary training script with stowax's one line in
+it, and shows that line as it stands there. The large model is planned for a TPU and a
+GPU that are not there; nothing of it is ever run.
 
 The example is found in the checkout, or as `_char_gpt.py` in a built wheel.
 """
@@ -48,7 +48,7 @@ def run_demo(say: Say, progress: Callable[[str], None]) -> int:
     """
     started = time.perf_counter()
     example = load_example()
-    for line in three_lines(example):
+    for line in the_line(example):
         say(line)
     good = train_twice(example, say, progress)
     for target, budget in LARGE_BUDGETS:
@@ -90,16 +90,13 @@ def load_example() -> ModuleType:
     return module
 
 
-def three_lines(example: ModuleType) -> list[str]:
-    """The marked lines of the example's source, numbered, each with the next one."""
+def the_line(example: ModuleType) -> list[str]:
+    """The marked line of the example's source, numbered."""
     source = pathlib.Path(str(example.__file__)).read_text().splitlines()
-    marked = [i for i, line in enumerate(source) if "# stowax, line" in line]
-    shown = sorted({i for mark in marked for i in (mark, mark + 1)})
     lines = ["examples/char_gpt.py is an ordinary training script, but for:", ""]
-    for i in shown:
-        if i - 1 not in shown and i != shown[0]:
-            lines.append("         ...")
-        lines.append(f"  {i + 1:4d}   {source[i].strip()}")
+    for i, line in enumerate(source):
+        if "# stowax, the line" in line:
+            lines.append(f"  {i + 1:4d}   {line.strip()}")
     return [*lines, ""]
 
 
@@ -122,9 +119,9 @@ def train_twice(example: ModuleType, say: Say, progress: Callable[[str], None]) 
     needs = stowax.inspect(plain, state, batch, target="cpu").memory.device.total
     budget = int(BUDGET_SHARE * needs)
     progress("planning for the CPU")
-    plan = stowax.plan(
-        step, state, batch, budget=budget, target="cpu", progress=progress
-    )
+    planned = stowax.jit(step, budget=budget, target="cpu", progress=progress)
+    planned.lower(state, batch)
+    plan = planned.plan
     say(
         f"{config.layers} layers of width {config.width} on the CPU: the plain step "
         f"needs {format_bytes(needs)},\nthe plan may use {format_bytes(budget)}.\n"
@@ -137,7 +134,7 @@ def train_twice(example: ModuleType, say: Say, progress: Callable[[str], None]) 
     progress(f"training {STEPS} steps without a plan")
     without = losses(plain, state)
     progress(f"training {STEPS} steps under the plan")
-    under = losses(plan.apply(step), plan.place(example.initial_state(config)))
+    under = losses(planned, example.initial_state(config))
     for line in loss_lines(without, under):
         say(line)
     return plan.fits and _difference(without, under) <= AGREE

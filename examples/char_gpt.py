@@ -1,8 +1,8 @@
 """A character-level GPT, trained with Adam on English text, under a stowax plan.
 
 An ordinary training script: the text is what `help()` shows for Python's own topics,
-the model a small decoder-only transformer with its layers under `jax.lax.scan`. One line
-puts it under a plan; look for "stowax, the line".
+the model a small decoder-only transformer with its layers under `jax.lax.scan`. One
+line puts it under a plan; look for "stowax, the line".
 
 Run it: ``python examples/char_gpt.py --budget 1GiB``
 """

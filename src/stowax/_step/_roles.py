@@ -62,6 +62,11 @@ class Places:
         """Whether a result stands where an argument does: `step(a, b) -> (a, b)`."""
         return self.arguments[i] == self.results[k]
 
+    def inside(self, i: int, k: int) -> bool:
+        """Whether it does in a tree of arguments that is a part of the results."""
+        mine, there = self.arguments[i], self.results[k]
+        return len(mine) > 1 and there[-len(mine) :] == mine
+
     def below(self, i: int, k: int) -> bool:
         """Whether it does below one of the arguments, and of the results or in all."""
         mine = self.arguments[i][1:]
@@ -174,6 +179,8 @@ def _pair(
 
     for i in state:
         take(i, lambda k, i=i: places.same(i, k) and stays(i, k))
+    for i in state:
+        take(i, lambda k, i=i: places.inside(i, k) and stays(i, k))
     for i in state:
         take(i, lambda k, i=i: places.below(i, k) and stays(i, k))
     for i in state:

@@ -7,7 +7,7 @@ that may replace what is differentiated.
 Served: JAX 0.10 to 0.12.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax._src.interpreters import ad as _ad
@@ -31,19 +31,29 @@ def _seeing(traceable: Any, *args: Any, **kwargs: Any) -> Any:
 def users_function(function: Any) -> Any:
     """The function that `jax.grad` was given, of the one that it differentiates.
 
-    That one closes over the arguments that are not differentiated; frameworks put
-    theirs around the user's in the same way. For messages only: where nothing is found,
-    the answer is `function` itself.
+    For messages only: where nothing is found, the answer is `function` itself.
     """
+    *_, last = wrapped_in(function)
+    return last
+
+
+def wrapped_in(function: Any) -> Iterator[Any]:
+    """`function`, what it is a wrapper of, what that is a wrapper of, and so on.
+
+    The one that JAX differentiates closes over the arguments that are not
+    differentiated; frameworks put theirs around the user's in the same way.
+    """
+    yield function
     for _ in range(8):
         cells = getattr(function, "__closure__", None) or ()
         names = getattr(getattr(function, "__code__", None), "co_freevars", ())
         held: dict[str, Any] = dict(zip(names, cells, strict=False))
         if function.__module__ == "jax._src.api_util" and "f" in held:
-            function = held["f"].cell_contents
-            continue
-        inner = getattr(function, "__wrapped__", None) or getattr(function, "f", None)
+            inner = held["f"].cell_contents
+        else:
+            inner = getattr(function, "__wrapped__", None)
+            inner = inner or getattr(function, "f", None)
         if not callable(inner):
-            break
+            return
         function = inner
-    return function
+        yield function

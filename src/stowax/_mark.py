@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import jax
 
 from ._errors import ArgumentError
-from ._jax_autodiff import see_differentiated
+from ._jax_autodiff import see_differentiated, wrapped_in
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -50,6 +50,8 @@ class Handling:
     marked: bool = False
     found: bool = False
 
+
+_MARK = "__stowed__"
 
 _handling: contextvars.ContextVar[Handling | None] = contextvars.ContextVar(
     "stowax_handling", default=None
@@ -91,6 +93,7 @@ def stow(fn: Callable[_P, _R]) -> Callable[_P, _R]:
         here.marked = True
         return here.handler(fn, args, kwargs)
 
+    setattr(stowed, _MARK, True)
     return stowed
 
 
@@ -138,6 +141,8 @@ def _differentiated(function: Callable[..., Any]) -> Callable[..., Any]:
     here = _handling.get()
     if here is None or not here.unmarked:
         return function
+    if any(hasattr(inner, _MARK) for inner in wrapped_in(function)):
+        return function  # its mark is met when it is called
     here.found = True
 
     @functools.wraps(function)

@@ -10,6 +10,8 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What somebody measured on this machine is not what tests expect.
 os.environ["STOWAX_CALIBRATION"] = os.path.join(os.devnull, "none")
+# Nor are plans that were kept there before.
+os.environ["XDG_CACHE_HOME"] = os.path.join(os.devnull, "none")
 
 import contextlib
 import gc

@@ -21,6 +21,7 @@ JAX = {"jax", "jaxlib", "flax", "optax", "equinox"}
 INTERNALS = ("jax._src", "jax.extend", "jax.experimental", "jaxlib")
 MAY_TOUCH_INTERNALS = {
     *("_jax", "_jax_autodiff", "_jax_hooks", "_jax_jit", "_jax_layouts"),
+    *("_jax_processes",),
     *("_jax_primitives", "_jax_targets"),
     "_mlir",
 }

@@ -1,5 +1,6 @@
 """`stowax.jit`: any step that some `jit` takes, in one line, with the same numbers."""
 
+import copy
 import dataclasses
 import functools
 
@@ -68,6 +69,73 @@ def test_one_line_and_no_mark():
     assert step.plan.donate_argnums == (0, 1)
     assert step.plan.device_bytes <= step.plan.budget_bytes
     assert step.__name__ == "train_step"
+
+
+def test_what_a_step_is_given_stays_where_nothing_says_that_it_is_donated():
+    given = arguments()
+    step = jit(train_step, budget="80%", target="h200")
+    first = step(*given)
+    assert step.plan.fits
+    assert step.plan.donate_argnums == ()
+    assert moved(step.plan) & {"offload", "recompute"}
+    again = step(*given)
+    np.testing.assert_array_equal(first[-1], again[-1])
+
+
+def test_what_was_donated_is_told_apart(capsys):
+    """Only where nothing fits without: a line says so, and so does an error."""
+    pin = {"optimizer state": "offload"}
+    wishes = {"pin": pin, "target": "h200", "budget": "80%"}
+    step = stowax.jit(train_step, **wishes, progress=print)
+    given = arguments()
+    step(*given)
+    assert set(step.plan.donate_argnums) >= {1}
+    assert "planning train_step with its state donated" in capsys.readouterr().out
+    with pytest.raises(ArgumentError, match=r"^args\[0\].*an earlier step was given"):
+        step(*given)
+    never = jit(train_step, **wishes, donate_argnums=())
+    with pytest.raises(ArgumentError, match=r"does not donate args\[1\]"):
+        never(*arguments())
+
+
+def test_arrays_that_are_given_twice_are_told_apart():
+    """Weights and their average begin as the same arrays, and are donated."""
+
+    def step(state, x):
+        loss, grads = jax.value_and_grad(loss_of)(state["params"], x)
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], grads)
+        mean = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, state["mean"], params)
+        return {"params": params, "mean": mean}, loss
+
+    def run(step):
+        params, found = weights(), []
+        state = {"params": params, "mean": params}
+        for _ in range(3):
+            state, loss = step(state, batch())
+            found.append(float(loss))
+            state["mean"] = state["params"]
+        return found
+
+    planned = jit(step, budget="80%", target="h200", donate_argnums=0)
+    np.testing.assert_allclose(run(planned), run(jax.jit(step)), rtol=1e-5)
+    assert planned.plan.donate_argnums == (0,)
+
+
+def test_what_is_told_of_jit_s_functions():
+    step = jit(train_step, budget="80%", target="h200")
+    given = arguments()
+    shapes = step.eval_shape(*given)
+    assert step.plan is None
+    assert shapes[-1].shape == ()
+    with jax.disable_jit():
+        step(*given)
+    assert step.plan is None
+    assert copy.deepcopy({"step": step})["step"] is step
+    first = step(*given)[-1]
+    with jax.default_matmul_precision("float32"):
+        np.testing.assert_allclose(step(*given)[-1], first, rtol=1e-4)
+    step.clear_cache()
+    np.testing.assert_array_equal(step(*given)[-1], first)
 
 
 def test_a_mark_restricts_what_is_planned():

@@ -5,7 +5,9 @@ import json
 import subprocess
 import sys
 import textwrap
+import types
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,7 +148,66 @@ def test_jit_in_a_block_is_jit():
     assert session.plans == {}
 
 
+def test_a_step_that_is_first_called_to_evaluate():
+    """It differentiates only under another static value, and is planned then."""
+    calls = []
+
+    def run():
+        @functools.partial(jax.jit, static_argnames="train")
+        def step(params, x, train):
+            calls.append(train)
+            if not train:
+                return params, loss_of(params, x)
+            loss, grads = jax.value_and_grad(loss_of)(params, x)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+        params, found = weights(), []
+        for train in (False, True, True, False):
+            params, loss = step(params, batch(), train=train)
+            found.append(float(loss))
+        return found
+
+    expected = run()
+    with planning(budget="70%", progress=False) as session:
+        found = run()
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert list(session.plans) == ["step"]
+    assert session.plans["step"].fits
+
+
+def test_jit_by_another_name_is_replaced_and_given_back():
+    module = types.ModuleType("a_users_module")
+    module.jit, real = jax.jit, jax.jit
+    sys.modules["a_users_module"] = module
+    try:
+        with planning():
+            assert module.jit is jax.jit is not real
+        assert module.jit is jax.jit is real
+    finally:
+        del sys.modules["a_users_module"]
+
+
+def filtered(params, x):
+    loss, grads = eqx.filter_value_and_grad(loss_of)(params, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+
+def test_equinox_forgets_what_it_jitted_outside():
+    def run():
+        params = weights()
+        params, first = eqx.filter_jit(filtered)(params, batch())
+        return float(first), float(eqx.filter_jit(filtered)(params, batch())[1])
+
+    expected = run()
+    for _ in range(2):
+        with planning(budget="80%", progress=False) as session:
+            assert run() == pytest.approx(expected, rel=1e-4)
+        assert list(session.plans) == ["filtered"]
+    assert run() == expected
+
+
 def test_what_is_refused():
+    real = jax.jit
     within = pytest.raises(ArgumentError, match=r"^planning: got a block within")
     with planning(), within, planning():
         pass
@@ -155,7 +216,7 @@ def test_what_is_refused():
         pass
     with planning(budget="64KiB"), pytest.raises(MisfitError):
         script()
-    assert not hasattr(jax.jit, "stowax_planning")
+    assert jax.jit is real
 
 
 SCRIPT = """

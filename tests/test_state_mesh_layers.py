@@ -27,7 +27,7 @@ from stowax._state._stream import Hosted
 from stowax._step._trace import trace_step
 from stowax._survey._apply import StepPlan, apply_decisions
 from stowax._survey._options import overlap_options
-from stowax._target._compiled import put_in_host_memory
+from stowax._target._specs import put_in_host_memory
 from stowax._update._blocks import BlockSize
 from updates import SMALL
 

@@ -12,6 +12,14 @@ import secrets
 from ._errors import ArgumentError
 
 
+def user_cache() -> pathlib.Path:
+    """The folder `stowax` of the user's cache (`XDG_CACHE_HOME`, or `~/.cache`)."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # A relative path there is to be ignored, says the XDG base directory specification.
+    cache = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+    return pathlib.Path(cache, "stowax")
+
+
 def check_writable(path: str | os.PathLike[str], argument: str) -> None:
     """Fails before minutes of work, not after.
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import compute_on as _compute_on
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import batching as _batching
@@ -137,6 +138,19 @@ def jit_is_disabled() -> bool:
 def is_tracer(value: Any) -> bool:
     """Whether `value` belongs to a trace under way."""
     return isinstance(value, _core.Tracer)
+
+
+def trace_context() -> Any:
+    """What JAX's traces depend on beside their arguments: mesh, precision, types.
+
+    JAX 0.10 to 0.12.
+    """
+    return _config.trace_context()
+
+
+def jit_is_off() -> bool:
+    """Whether `jax.disable_jit` is in effect (JAX 0.10 to 0.12)."""
+    return bool(_config.disable_jit.value)
 
 
 def under_vmap() -> bool:

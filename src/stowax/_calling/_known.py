@@ -23,8 +23,8 @@ class Known:
     """How a step takes its arguments.
 
     `static` are positions and `named` names of arguments that are no arrays, `donated`
-    the positions of those that a call gives away, if the step says so. `numbers` tells
-    whether Python's numbers are computed with.
+    the positions of those that a call gives away; `None` where nothing is said of
+    that. `numbers` tells whether Python's numbers are computed with.
     """
 
     function: Callable[..., Any]
@@ -55,11 +55,12 @@ class Known:
         static, named = self._places(static_argnums, static_argnames)
         given, by_name = self._places(donate_argnums, donate_argnames)
         del by_name  # donated by a name alone: a plan decides on those, too
+        silent = donate_argnums is None and donate_argnames is None
         return dataclasses.replace(
             self,
             static=self.static | static,
             named=self.named | named,
-            donated=given or self.donated,
+            donated=self.donated if silent else given,
         )
 
     def _places(

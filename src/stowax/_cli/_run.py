@@ -87,7 +87,7 @@ def _report(session: Any, output: str | None) -> None:
     for note in session.notes:
         click.echo(f"stowax: {note}", err=True)
     plans = session.plans
-    if not plans:
+    if not plans and not session.misfits:
         click.echo(
             "stowax: nothing was planned: no jitted function differentiates", err=True
         )

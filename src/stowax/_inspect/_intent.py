@@ -18,7 +18,8 @@ from .. import _jax, _jax_targets
 from .._cost._cost import ChipFigures
 from .._records._intent import ArgumentAsked, Intent, OutputAsked
 from .._step._lineage import fetched_in_vain, returned_state
-from .._target._compiled import HOST_KINDS, LoweredProgram
+from .._target._compiled import LoweredProgram
+from .._target._specs import HOST_KINDS
 from ._intent_copies import find_copies, policies_of
 
 

@@ -19,7 +19,7 @@ from .._cost._trips import trip_count
 from .._jaxprs._jaxpr import Program, is_checkpoint
 from .._records._intent import CopyAsked, PolicyAsked
 from .._step._lineage import returned_copies
-from .._target._compiled import HOST_KINDS
+from .._target._specs import HOST_KINDS
 from ._policies import PolicyNames, names_of
 
 _LIBRARIES = tuple({sysconfig.get_paths()[k] for k in ("purelib", "platlib")})

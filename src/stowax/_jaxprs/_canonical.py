@@ -16,7 +16,7 @@ import enum
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,13 @@ _LEFT_OUT = frozenset(
         *("sharding", "out_sharding", "num_consts_out", "call_name", "fun"),
     }
 )
+# Where arrays are to lie: nothing to a decision that is there, all to one to be made.
+_PLACES = frozenset(
+    {
+        *("in_shardings", "out_shardings", "sharding", "out_sharding"),
+        *("in_layouts", "out_layouts", "ctx_mesh"),
+    }
+)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+|0x[0-9a-f]+")
 _LITERAL = "number"
 
@@ -51,6 +58,41 @@ def digest(jaxpr: Any) -> str:
     """A digest of `outline`."""
     text = "\n".join(outline(jaxpr))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def outline_with_places(jaxpr: Any) -> list[str]:
+    """`outline`, then where the program's equations want their results."""
+    lines = outline(jaxpr)
+    for at, equation in enumerate(all_equations(jaxpr)):
+        for name in sorted(_PLACES & equation.params.keys()):
+            if (place := place_of(equation.params[name])) != "()":
+                lines.append(f"{at} {name} {place}")
+    return lines
+
+
+def place_of(thing: Any) -> str:
+    """A sharding, or a tree of them, as text that is the same in every process."""
+    if isinstance(thing, tuple | list):
+        parts = [place_of(part) for part in thing]
+        return f"({','.join(parts)})" if any(p != "()" for p in parts) else "()"
+    if isinstance(thing, jax.sharding.NamedSharding):
+        return f"{thing.spec} of {place_of(thing.mesh)} in {thing.memory_kind}"
+    if isinstance(thing, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        return f"{dict(thing.shape)} {thing.axis_types}"
+    if isinstance(thing, jax.sharding.Sharding):
+        devices, kind = len(thing.device_set), thing.memory_kind
+        return f"{type(thing).__name__} of {devices} in {kind}"
+    if thing is None or type(thing).__name__ == "UnspecifiedValue":
+        return "()"
+    return without_addresses(thing)
+
+
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of `jaxpr`, each followed by those inside of it."""
+    for equation in _jax.open_jaxpr(jaxpr).eqns:
+        yield equation
+        for inner, _ in _jaxprs_in(equation):
+            yield from all_equations(inner)
 
 
 def says_nothing(equation: Any) -> bool:
@@ -135,6 +177,11 @@ def _type(aval: Any) -> str:
     if shape is None:
         return type(aval).__name__
     return f"{aval.dtype}[{','.join(map(str, shape))}]"
+
+
+def without_addresses(thing: Any) -> str:
+    """What `str` makes of a thing, but for where it lies in memory."""
+    return _ADDRESS.sub("", str(thing))
 
 
 def _word(thing: Any) -> str:

@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from .._calling._known import known
 from .._errors import ArgumentError
@@ -31,7 +31,7 @@ def jit(
     roll: bool = True,
     compiler_options: Mapping[str, Any] | None = None,
     compiles: int | None = None,
-    cache: str | os.PathLike[str] | None = None,
+    cache: str | os.PathLike[str] | Literal[False] | None = None,
     progress: _asked.Progress = None,
     **jax_options: Any,
 ) -> Any:
@@ -49,7 +49,11 @@ def jit(
       `eqx.filter_jit` made already. What it differentiates is found by itself
       (`stowax.stow` restricts it). Without `fun`, a decorator with these options.
     - `budget`, `host_budget`, `target`, `pin`, `forbid`, `keep_checkpoint`, `roll`,
-      `compiler_options`, `compiles`, `cache`, `progress`: as for `stowax.plan`.
+      `compiler_options`, `compiles`, `progress`: as for `stowax.plan`.
+    - `cache`: a folder where plans are kept, and programs that were compiled to find
+      them; a step that was planned before is not planned again. `None`: plans are kept
+      in the user's cache (`~/.cache/stowax/plans`), programs are not; `False`: nothing
+      is kept.
     - `plan`: a plan that was made before, or its file; nothing is planned then.
     - `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`: as for
       `jax.jit`. Where nothing is said to be donated, the state is donated if that saves

@@ -1,13 +1,15 @@
 """Arrays of a call on their way to where the plan wants them."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from .. import _jax
 from .._plan._plan import Plan
-from .._state._places import check_alive, mesh_of, planned_kinds, put
+from .._state._places import mesh_of, planned_kinds, put
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,6 @@ class Placing:
         What moves and is donated anyway gives its old memory back at once: else the
         first step would need room for the state twice.
         """
-        check_alive(arrays)
         leaves, structure = jax.tree.flatten(tuple(arrays))
         mesh, uses = mesh_of(arrays), [id(leaf) for leaf in leaves]
         placed = []
@@ -50,3 +51,43 @@ class Placing:
                     leaf.delete()
             placed.append(new)
         return jax.tree.unflatten(structure, placed)
+
+
+def apart(arrays: Sequence[Any], donated: Sequence[int]) -> tuple[Any, ...]:
+    """`arrays`, where what is given away is nothing else's, too.
+
+    A target network starts as the online network: the same arrays twice. JAX refuses
+    to be given a buffer that it may overwrite, and to be given it once more.
+    """
+    if not donated:
+        return tuple(arrays)
+    uses = collections.Counter(id(leaf) for leaf in jax.tree.leaves(tuple(arrays)))
+    seen = set[int]()
+
+    def own(leaf: Any) -> Any:
+        if uses[id(leaf)] == 1 or not isinstance(leaf, jax.Array):
+            return leaf
+        if id(leaf) in seen:
+            return jax.device_put(leaf, leaf.sharding, may_alias=False)
+        seen.add(id(leaf))
+        return leaf
+
+    return jax.tree.map(own, tuple(arrays))
+
+
+def is_about_donation(error: Exception) -> bool:
+    """Whether JAX complains of an array that was given away, or is given twice."""
+    return "deleted" in str(error) or "donate" in str(error)
+
+
+def on_device(tree: Any) -> Any:
+    """Arrays in host memory, on the device that they belong to."""
+
+    def fetched(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or _jax.is_tracer(leaf):
+            return leaf
+        if leaf.sharding.memory_kind != "pinned_host":
+            return leaf
+        return jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
+
+    return jax.tree.map(fetched, tree)

@@ -5,18 +5,20 @@ costs, because it is one. A call that is not like the planned ones is noticed wh
 traces it (`PlanMismatchError`), and goes the slow way, which plans it.
 """
 
+import contextlib
 import dataclasses
 import functools
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from .. import _jax
-from .._calling._calling import Taken, flattened
+from .._calling._calling import Taken, explaining, flattened
 from .._calling._known import Known
 from .._calling._objects import together
 from .._errors import (
@@ -27,10 +29,15 @@ from .._errors import (
 )
 from .._plan import _asked
 from .._plan._effect import put_into_effect, why_it_does_not_fit
+from .._plan._finding import Asked
+from .._plan._key import plan_key, step_key
 from .._plan._plan import Plan, load_plan
-from .._plan._planning import plans_for
+from .._plan._planning import asked_for, found_for
+from .._state._places import check_alive
 from .._target._machine import Target
-from ._placing import Placing
+from ._kept import Kept
+from ._placing import Placing, apart, is_about_donation, on_device
+from ._processes import agreed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +53,7 @@ class Wishes:
     roll: bool = True
     compiler_options: Mapping[str, Any] | None = None
     compiles: int | None = None
-    cache: str | os.PathLike[str] | None = None
+    cache: str | os.PathLike[str] | Literal[False] | None = None
     progress: _asked.Progress = None
 
 
@@ -83,14 +90,24 @@ class _Ready:
 
     def arrays(self, taken: Taken) -> tuple[Any, ...]:
         """The arrays of a call, where the plan wants them."""
-        if self.placing is None:
-            return taken.arrays
-        return self.placing.place(taken.arrays)
+        if self.plan is None:
+            return on_device(taken.arrays)
+        check_alive(taken.arrays)
+        arrays = apart(taken.arrays, self.plan.donate_argnums)
+        return arrays if self.placing is None else self.placing.place(arrays)
+
+    @property
+    def fast(self) -> Callable[..., Any]:
+        """The program for a call's own arguments, which are not looked at before."""
+        if self.plan is not None:
+            return self.run
+        run = self.run
+        return lambda *args, **kwargs: run(*on_device(args), **on_device(kwargs))
 
     def specs(self, taken: Taken) -> tuple[Any, ...]:
         """What the program is lowered for."""
         if self.placing is None or self.plan is None:
-            return taken.arrays
+            return on_device(taken.arrays)
         specs = self.plan.specs(*taken.arrays)
         return (specs,) if len(taken.arrays) == 1 else specs
 
@@ -98,14 +115,15 @@ class _Ready:
 class Planned:
     """A step under a plan, called as `jax.jit`'s function would be.
 
-    `plan` is that of the last kind of arguments that was planned: `None` before the
-    first call, and where there is nothing to plan. `known` says how the step is called.
+    `plan` is that of the last kind of arguments that has one: `None` before the first
+    call, and where there is nothing to plan. `known` says how the step is called.
     """
 
     def __init__(self, what: Known, wishes: Wishes, plan: Plan | None):
         functools.update_wrapper(self, what.function)
         self.plan: Plan | None = plan
         self.known, self._wishes, self._given = what, wishes, plan
+        self._kept = Kept.within(wishes.cache)
         self._ready: dict[Hashable, _Ready] = {}
         self._fast: Callable[..., Any] | None = None
         self._lock = threading.RLock()
@@ -120,8 +138,12 @@ class Planned:
                 return self._fast(*args, **kwargs)
             except PlanMismatchError:
                 pass  # of another kind, or not yet where the plan wants them
-        if any(_jax.is_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):
-            return self.known.function(*args, **kwargs)  # within another trace
+            except (RuntimeError, ValueError) as error:
+                if not is_about_donation(error):
+                    raise
+        within = any(_jax.is_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs)))
+        if within or _jax.jit_is_off():
+            return self.known.function(*args, **kwargs)
         with together():
             taken, ready = self._for(args, kwargs)
             return ready.give(ready.run(*ready.arrays(taken)))
@@ -138,6 +160,20 @@ class Planned:
             taken, ready = self._for(args, kwargs)
             return ready.run.trace(*ready.specs(taken))
 
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `eval_shape` of `jax.jit`'s functions; nothing is planned."""
+        return jax.eval_shape(self.known.function, *args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets the programs; the next call makes them again."""
+        with self._lock:
+            self._ready.clear()
+            self._fast = None
+
+    def __deepcopy__(self, memo: Any) -> "Planned":
+        """Itself, as functions are."""
+        return self
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A step that is a method is bound to its object, as any function is."""
         return self if instance is None else functools.partial(self, instance)
@@ -147,63 +183,121 @@ class Planned:
     ) -> tuple[Taken, _Ready]:
         """The arguments taken apart, and the program for them."""
         taken, own, flat = flattened(self.known, args, kwargs)
-        key = taken.key, _types(taken.arrays)
+        key = taken.key, _types(taken.arrays), _jax.trace_context()
         with self._lock:
             if key not in self._ready:
-                self._ready[key] = self._made(args, kwargs, taken, own, flat)
+                with explaining(taken):
+                    self._ready[key] = self._made(taken, own is not None, flat)
                 direct = len(self._ready) == 1 and self._ready[key].direct
-                self._fast = self._ready[key].run if direct else None
+                self._fast = self._ready[key].fast if direct else None
             ready = self._ready[key]
-        self.plan = ready.plan
+        self.plan = ready.plan or self.plan
         return taken, ready
 
-    def _made(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        taken: Taken,
-        own: Any,
-        flat: Any,
-    ) -> _Ready:
-        give = getattr(flat, "give", _as_it_is)
+    def _made(self, taken: Taken, direct: bool, flat: Any) -> _Ready:
+        """The program for arguments of a new kind."""
+        ready = functools.partial(_under, taken, direct, flat)
+        if (given := self._given) is not None:
+            said = json.dumps(given.to_json())
+            agreed(self._name, lambda: (said, given), lambda plan: plan)
+            return ready(given, flat)
+        if self._ready:
+            self._say()(f"planning {self._name} anew, for arguments of other types")
         try:
-            plan = self._planned(args, kwargs)
+            return self._planned(taken, direct, flat, ready)
         except NothingToPlanError as nothing:
             self._say()(f"{nothing} It runs as jax.jit would run it.")
             donated = tuple(sorted(self.known.donated or ()))
             run = jax.jit(flat, donate_argnums=donated)
-            return _Ready(
-                plan=None, run=run, give=give, placing=None, direct=own is not None
-            )
-        if not plan.fits:
-            raise MisfitError(why_it_does_not_fit(plan))
-        return _Ready(
-            plan=plan,
-            run=put_into_effect(plan, flat),
-            give=give,
-            placing=Placing.of(plan, taken.arrays),
-            direct=own is not None,
-        )
+            give = getattr(flat, "give", _as_it_is)
+            return _Ready(plan=None, run=run, give=give, placing=None, direct=direct)
 
-    def _planned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
-        if self._given is not None:
-            return self._given
-        if self._ready:
-            name = getattr(self.known.function, "__name__", "the step")
-            self._say()(f"planning {name} anew, for arguments of other types")
+    def _planned(
+        self, taken: Taken, direct: bool, flat: Any, ready: Callable[..., _Ready]
+    ) -> _Ready:
+        """The program under the plan that is kept, or a new one."""
+        tried: dict[int, _Ready] = {}
+
+        def ask() -> tuple[str, Asked]:
+            asked = self._asked(taken, flat)
+            return step_key(asked), asked
+
+        def make(asked: Asked) -> Plan:
+            key = plan_key(asked)
+            kept = self._kept.read(key)
+            if kept is not None:
+                # The step may differ in what its key does not say: that shows here.
+                with contextlib.suppress(PlanMismatchError, MisfitError):
+                    made = ready(kept, _step_under(kept, asked))
+                    made.run.trace(*made.specs(taken))
+                    tried[id(kept)] = made
+                    return kept
+            plan = self._found(asked, taken_apart=not direct)
+            self._kept.write(key, plan)
+            return plan
+
+        asked, plan = agreed(self._name, ask, make)
+        return tried.get(id(plan)) or ready(plan, _step_under(plan, asked))
+
+    def _found(self, asked: Asked, *, taken_apart: bool) -> Plan:
+        """A new plan.
+
+        Where the user says nothing of donation, what the step is given stays theirs,
+        unless nothing fits without.
+        """
+        if self.known.donated is None:
+            # Pins may ask for what only donated state allows.
+            with contextlib.suppress(ArgumentError):
+                frugal = dataclasses.replace(asked, donate=False)
+                (plan,) = found_for(frugal, taken_apart=taken_apart)
+                if plan.fits:
+                    return plan
+            asked.say(f"planning {self._name} with its state donated")
+        (plan,) = found_for(asked, taken_apart=taken_apart)
+        return plan
+
+    def _asked(self, taken: Taken, flat: Any) -> Asked:
         wishes = {
             field.name: getattr(self._wishes, field.name)
             for field in dataclasses.fields(Wishes)
         }
-        budgets = (wishes.pop("budget"),)
-        (plan,) = plans_for(
-            self.known, args, kwargs, budgets=budgets, donate=None, **wishes
-        )
-        return plan
+        wishes.update(budgets=(wishes.pop("budget"),), cache=wishes["cache"] or None)
+        return asked_for(flat, taken.arrays, self.known.donated, donate=None, **wishes)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.known.function, "__name__", "the step")
 
     def _say(self) -> Callable[[str], None]:
         """Where one line goes, at once."""
         return _asked.sayer(self._wishes.progress, time.perf_counter() - 1e9)
+
+
+def _under(taken: Taken, direct: bool, flat: Any, plan: Plan, step: Any) -> _Ready:
+    """The program under a plan; `step` is `flat`, or what was recorded of it.
+
+    **Raises:** `MisfitError` for a plan that does not keep its budget.
+    """
+    if not plan.fits:
+        raise MisfitError(why_it_does_not_fit(plan))
+    return _Ready(
+        plan=plan,
+        run=put_into_effect(plan, step),
+        give=getattr(flat, "give", _as_it_is),
+        placing=Placing.of(plan, taken.arrays),
+        direct=direct,
+    )
+
+
+def _step_under(plan: Plan, asked: Asked) -> Any:
+    """The step, or what was recorded of it if the plan's program may be made of that.
+
+    Not for a target that is not there, where it was recorded with other devices; nor
+    where nothing of what is marked is decided on.
+    """
+    decides = any(stack.stored is not None for stack in plan.stacks)
+    here = not asked.machine.compile_only
+    return asked.recording if decides and here else asked.step
 
 
 def _as_it_is(out: Any) -> Any:

@@ -1,11 +1,13 @@
 """`stowax.planning`: every `jax.jit` in a block, or a script, under a budget.
 
-`jax.jit` is replaced for the time. What JAX's own modules jit stays theirs. A function
-is looked at when it is first called: one that differentiates is planned; any other runs
-as it did, and what a plan has put into host memory is brought to the device for it.
+`jax.jit` is replaced for the time, wherever a module has it. What JAX's own modules jit
+stays theirs. A function is looked at when JAX traces it: one that differentiates is
+planned from then on; any other runs as it did, and what a plan has put into host memory
+is brought to the device for it.
 """
 
 import contextlib
+import contextvars
 import functools
 import os
 import sys
@@ -16,23 +18,35 @@ import jax
 
 from .. import _jax
 from .._calling._known import known
-from .._errors import ArgumentError, StepError
-from .._mark import noticing
+from .._errors import ArgumentError, MisfitError, StepError
+from .._mark import current, noticing
 from .._plan._plan import Plan
+from ._placing import on_device
 from ._planned import Planned, Wishes, given_plan, wished
 
 _JAXS_OWN = ("jax.", "jaxlib.", "stowax.")
+
+# The step that may turn out to differentiate in the trace that is under way.
+_deciding: contextvars.ContextVar["_Step | None"] = contextvars.ContextVar(
+    "stowax_deciding", default=None
+)
+
+
+class _DifferentiatesError(BaseException):
+    """Ends the trace of a function that is to be planned instead."""
 
 
 class Session:
     """What `stowax.planning` yields: `plans` has every plan that was made, by name.
 
-    `notes` are what is said of functions that run as they are written.
+    `notes` are what is said of functions that run as they are written, and `misfits`
+    tells whether one was refused because nothing keeps the budget.
     """
 
     def __init__(self, wishes: Wishes, plan: Plan | None):
         self.wishes, self.given = wishes, plan
         self.notes: list[str] = []
+        self.misfits = False
         self._steps: list[_Step] = []
 
     @property
@@ -44,11 +58,9 @@ class Session:
                 found[step.__name__] = step.planned.plan
         return found
 
-    def jit(self, original: Callable[..., Any]) -> "_Step":
+    def add(self, step: "_Step") -> None:
         """A step in place of a function that `jax.jit` made."""
-        step = _Step(original, self)
         self._steps.append(step)
-        return step
 
     def hosts(self) -> bool:
         """Whether a plan has put anything into host memory."""
@@ -57,43 +69,59 @@ class Session:
 
 
 class _Step:
-    """A jitted function that is planned if it turns out to differentiate."""
+    """A jitted function that is planned if it turns out to differentiate.
 
-    def __init__(self, original: Any, session: Session):
-        functools.update_wrapper(self, original)
-        self._original, self._session = original, session
+    It belongs to the block under way, or, after it, to the one that planned it.
+    """
+
+    def __init__(self, jit: Callable[..., Any], fun: Any):
+        self._original: Any = jit(_watched(fun, self))
+        functools.update_wrapper(self, self._original)
+        self._session: Session | None = None
+        self._left = False
         self.planned: Planned | None = None
-        self._call: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function that `jax.jit` made."""
-        if self._call is None:
-            if any(_jax.is_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):
-                return self._original(*args, **kwargs)
-            self._call = self._decided(args, kwargs)
+        if any(_jax.is_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+            return self._original(*args, **kwargs)
+        session = _active or self._session
+        if session is not None and session is not self._session:
+            self._session, self.planned, self._left = session, None, False
+            session.add(self)
+        if session is None or self._left or (self.planned is None and not _active):
+            return self._plainly(args, kwargs)
+        if self.planned is None:
+            token = _deciding.set(self)
+            try:
+                with noticing():
+                    return self._plainly(args, kwargs)
+            except _DifferentiatesError:
+                self.planned = Planned(
+                    known(self._original), session.wishes, session.given
+                )
+            finally:
+                _deciding.reset(token)
+        return self._under_a_plan(session, self.planned, args, kwargs)
+
+    def _under_a_plan(
+        self, session: Session, planned: Planned, args: Any, kwargs: Any
+    ) -> Any:
         try:
-            return self._call(*args, **kwargs)
+            return planned(*args, **kwargs)
+        except MisfitError:
+            session.misfits = True
+            raise
         except StepError as error:
-            if self.planned is None or self.planned.plan is not None:
+            if planned.plan is not None:
                 raise
-            self._session.notes.append(
-                f"{self.__name__} runs as it is written: {error}"
-            )
-            self.planned, self._call = None, self._plainly
-            return self._plainly(*args, **kwargs)
+            session.notes.append(f"{self.__name__} runs as it is written: {error}")
+            self._left = True
+            return self._plainly(args, kwargs)
 
-    def _decided(self, args: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        with noticing() as seen:
-            self._original.trace(*_on_device(args), **_on_device(kwargs))
-        if not seen.found:
-            return self._plainly
-        session = self._session
-        self.planned = Planned(known(self._original), session.wishes, session.given)
-        return self.planned
-
-    def _plainly(self, *args: Any, **kwargs: Any) -> Any:
-        if self._session.hosts():
-            args, kwargs = _on_device(args), _on_device(kwargs)
+    def _plainly(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        if self._session is not None and self._session.hosts():
+            args, kwargs = on_device(args), on_device(kwargs)
         return self._original(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -103,17 +131,25 @@ class _Step:
         return self if instance is None else functools.partial(self, instance)
 
 
-def _on_device(tree: Any) -> Any:
-    """Arrays in host memory, on the device that they belong to."""
+def _watched(fun: Any, step: _Step) -> Callable[..., Any]:
+    """`fun`, whose trace ends with an error if `step` has to know what it does.
 
-    def fetched(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array) or _jax.is_tracer(leaf):
-            return leaf
-        if leaf.sharding.memory_kind != "pinned_host":
-            return leaf
-        return jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
+    It ends after the user's code, which is not left half-run.
+    """
 
-    return jax.tree.map(fetched, tree)
+    @functools.wraps(fun)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        out = fun(*args, **kwargs)
+        seen = current()
+        differentiates = seen is not None and (seen.found or seen.marked)
+        if differentiates and _deciding.get() is step:
+            raise _DifferentiatesError
+        return out
+
+    return watched
+
+
+_active: Session | None = None
 
 
 @contextlib.contextmanager
@@ -140,26 +176,45 @@ def planning(
     print(session.plans)
     ```
     """
-    real = jax.jit
-    if getattr(real, "stowax_planning", False):
+    global _active
+    if _active is not None:
         raise ArgumentError(
             "planning", "a block within another one", "Leave out one of the two."
         )
-    session = Session(wished(wishes), given_plan(plan))
+    session, real = Session(wished(wishes), given_plan(plan)), jax.jit
 
     def jit(fun: Any = None, /, **options: Any) -> Any:
         if fun is None:
             return functools.partial(jit, **options)
-        made = real(fun, **options)
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if f"{caller}.".startswith(_JAXS_OWN):
-            return made
-        return session.jit(made)
+        if f"{caller}.".startswith(_JAXS_OWN) or _active is None:
+            return real(fun, **options)
+        return _Step(functools.partial(real, **options), fun)
 
     functools.update_wrapper(jit, real)
-    jit.stowax_planning = True
-    jax.jit = jit
+    _forget()
+    _replace(real, jit)
+    _active = session
     try:
         yield session
     finally:
-        jax.jit = real
+        _active = None
+        _replace(jit, real)
+        _forget()
+
+
+def _replace(old: Any, new: Any) -> None:
+    """Puts `new` wherever a module has `old`: `from jax import jit` is common."""
+    for name, module in list(sys.modules.items()):
+        if f"{name}.".startswith(_JAXS_OWN) and name != "jax":
+            continue
+        names = getattr(module, "__dict__", None)
+        if isinstance(names, dict):
+            for key in [key for key, value in names.items() if value is old]:
+                names[key] = new
+
+
+def _forget() -> None:
+    """Equinox keeps what it has jitted; from here on it is another."""
+    if (equinox := sys.modules.get("equinox")) is not None:
+        equinox.clear_caches()

@@ -75,6 +75,8 @@ def closed(function: Callable[..., Any], specs: Sequence[Any]) -> tuple[Any, lis
     """A jaxpr of `function`, and what it reads from outside: its further inputs."""
     jaxpr = trace(function, *specs)
     read, count = list(_jax.consts_of(jaxpr)), len(specs)
+    if not read:
+        return jaxpr, []
 
     def whole(*values: Any) -> list[Any]:
         return evaluate(

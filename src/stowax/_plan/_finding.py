@@ -43,21 +43,26 @@ from .._step._trace import reading_less, record_for, trace_step
 from .._survey._options import more_fast_memory, wants_row_major
 from .._survey._preferences import Preferences
 from .._survey._survey import take_survey
-from .._target._compiled import put_in_device_memory
 from .._target._machine import Target
 from .._target._program_cache import ProgramCache
+from .._target._specs import put_in_device_memory
 from .._units import format_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The arguments of `plan`, checked, but for the budget; `say` shows progress.
+    """What `plan` was asked, checked, and the step's one trace; `say` shows progress.
 
-    `donated` are the positions that the step's own `jit` donates, if it says so.
+    `budgets` are bytes, or shares of what the step takes as it is written. `specs` are
+    the step's arguments on the target, `recording` is made of them. `started` is when
+    planning began, by `time.perf_counter`.
     """
 
     step: Callable[..., Any]
-    args: tuple[Any, ...]
+    specs: tuple[Any, ...]
+    recording: Recording
+    budgets: Sequence[int | float]
+    started: float
     machine: Target
     host_budget: int
     pin: Mapping[str, str]
@@ -65,16 +70,10 @@ class Asked:
     keep_checkpoint: bool
     roll: bool
     donate: bool | None
-    donated: Collection[int] | None
     compiler_options: Mapping[str, str | bool]
     compiles: int | None
     cache: ProgramCache
     say: Callable[[str], None]
-
-    def recorded(self, specs: tuple[Any, ...]) -> Recording:
-        """The step's one trace."""
-        found = record_for(self.step, specs)
-        return dataclasses.replace(found, donated=self.donated)
 
     @property
     def finishes(self) -> bool:
@@ -111,54 +110,72 @@ class FoundFor:
     seconds: float
 
 
-def find(asked: Asked, budgets: Sequence[int], started: float) -> list[FoundFor]:
-    """What is best for each budget.
+def traced(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    machine: Target,
+    donated: Collection[int] | None,
+) -> tuple[tuple[Any, ...], Recording]:
+    """`args` on the target, and the step's one trace.
+
+    All of them are on the device there: a plan may be asked for with what another one
+    placed. An error names the argument as `plan` knows it.
+
+    **Arguments:** `donated` are the positions that the step's own `jit` donates.
+    """
+    try:
+        specs = put_in_device_memory(machine.specs(*args))
+    except ArgumentError as error:
+        name = error.argument.replace("specs[", "args[", 1)
+        raise ArgumentError(name, error.got, error.instead) from None
+    return specs, dataclasses.replace(record_for(step, specs), donated=donated)
+
+
+def find(asked: Asked) -> list[FoundFor]:
+    """What is best for each budget, in their order.
 
     What cannot be planned runs as it is written: first without what repeats in marked
     functions, then without anything. The plan's notes say why.
-
-    **Arguments:** `budgets` are bytes per device, the smallest first; `started` is when
-    planning began, by `time.perf_counter`.
     """
-    specs = _specs(asked.machine, asked.args)
-    asked.say(f"tracing {getattr(asked.step, '__name__', 'the step')}")
-    recording = asked.recorded(specs)
+    budgets = _in_bytes(asked)
     while True:
         try:
-            return _find(asked, specs, recording, budgets, started)
+            found = _find(asked, sorted(set(budgets)))
+            by_budget = {one.found.search.budget: one for one in found}
+            return [by_budget[budget] for budget in budgets]
         except Exception as error:
             less = (
                 None
                 if _is_the_users(error)
-                else reading_less(asked.step, specs, recording, error)
+                else reading_less(asked.step, asked.specs, asked.recording, error)
             )
             if less is None:
                 raise
             asked.say(f"planning less: {less.left[-1]}")
-            recording = less
+            asked = dataclasses.replace(asked, recording=less)
 
 
-def bytes_of(asked: Asked, budgets: Sequence[int | float]) -> list[int]:
-    """Each budget in bytes; a share is of what the step takes as it is written.
+def _in_bytes(asked: Asked) -> list[int]:
+    """Each budget in bytes. For shares the step is compiled as it is.
 
-    For shares the step is compiled as it is. More than the machine has is what it has.
+    More than the machine has is what it has.
     """
-    if not any(isinstance(budget, float) for budget in budgets):
-        return [int(budget) for budget in budgets]
-    specs = _specs(asked.machine, asked.args)
-    recording = asked.recorded(specs)
+    if not any(isinstance(budget, float) for budget in asked.budgets):
+        return [int(budget) for budget in asked.budgets]
     most = asked.machine.device_bytes
-    whole = sum(device_bytes(spec) for spec in jax.tree.leaves(specs))
-    least = least_bytes(most, whole)
     free = dataclasses.replace(asked, pin={}, forbid=())
-    search, _ = _surveyed(free, specs, recording, most, least)
+    search, _ = _surveyed(free, most, least_bytes(most, _state_bytes(asked)))
     taken = bytes_as_written(search)
     return [
         min(most, max(1, int(budget * taken)))
         if isinstance(budget, float)
         else int(budget)
-        for budget in budgets
+        for budget in asked.budgets
     ]
+
+
+def _state_bytes(asked: Asked) -> int:
+    return sum(device_bytes(spec) for spec in jax.tree.leaves(asked.specs))
 
 
 def _is_the_users(error: Exception) -> bool:
@@ -167,22 +184,17 @@ def _is_the_users(error: Exception) -> bool:
     return isinstance(error, StowaxError) and not isinstance(error, ours)
 
 
-def _find(
-    asked: Asked,
-    specs: tuple[Any, ...],
-    recording: Recording,
-    budgets: Sequence[int],
-    started: float,
-) -> list[FoundFor]:
-    whole = sum(device_bytes(spec) for spec in jax.tree.leaves(specs))
+def _find(asked: Asked, budgets: Sequence[int]) -> list[FoundFor]:
+    """What is best for each budget, the smallest first."""
     made: list[FoundFor] = []
     search: Search | None = None
+    started = asked.started
     for budget in budgets:
         if len(budgets) > 1:
             asked.say(f"a plan for {format_bytes(budget)}")
-        least = least_bytes(budget, whole)
+        least = least_bytes(budget, _state_bytes(asked))
         if search is None or least != search.survey.least_bytes:
-            search, preferences = _surveyed(asked, specs, recording, budget, least)
+            search, preferences = _surveyed(asked, budget, least)
         else:
             search = unknowing(search, budget)
         found = _searched(asked, search)
@@ -232,26 +244,20 @@ def _changed_further(asked: Asked, one: FoundFor, made: Sequence[FoundFor]) -> F
     return dataclasses.replace(one, found=found, seconds=seconds)
 
 
-def _surveyed(
-    asked: Asked,
-    specs: tuple[Any, ...],
-    recording: Recording,
-    budget: int,
-    least: int,
-) -> tuple[Search, Preferences]:
+def _surveyed(asked: Asked, budget: int, least: int) -> tuple[Search, Preferences]:
     """A search that knows nothing yet, and what the user wants."""
-    machine = asked.machine
+    machine, specs, recording = asked.machine, asked.specs, asked.recording
     preferences = Preferences(**asked.wishes, least_bytes=least)
     options = Options(
         keep_checkpoint=asked.keep_checkpoint,
         roll=asked.roll,
         row_major=wants_row_major(machine, specs),
     )
-    traced = trace_step(recording, specs, options)
-    count = len(traced.stacks)
+    step = trace_step(recording, specs, options)
+    count = len(step.stacks)
     bodies = "1 repeated body" if count == 1 else f"{count} repeated bodies"
     asked.say(f"surveying {bodies} on {machine.name}")
-    free = take_survey(asked.step, specs, traced, machine, options, least)
+    free = take_survey(asked.step, specs, step, machine, options, least)
     if asked.donate is False:
         free = without_donation(free)
     survey = narrowed(free, preferences)
@@ -316,15 +322,3 @@ def _narrower(search: Search, error: StowaxError) -> Found:
         except (CompileError, OffloadVanishedError):
             continue
     raise error
-
-
-def _specs(machine: Target, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`args` on the target; an error names the argument as `plan` knows it.
-
-    All of them on the device: a plan may be asked for with what another one placed.
-    """
-    try:
-        return put_in_device_memory(machine.specs(*args))
-    except ArgumentError as error:
-        name = error.argument.replace("specs[", "args[", 1)
-        raise ArgumentError(name, error.got, error.instead) from None

@@ -14,7 +14,7 @@ from .._calling._calling import take
 from .._calling._known import known
 from .._calling._objects import together
 from .._errors import PlanMismatchError
-from .._records._plan import PlanRecord, read_record
+from .._records._plan import PlanRecord, read_record, record_of
 from .._state._places import (
     attached_specs,
     check_alive,
@@ -147,3 +147,11 @@ def load_plan(path: Any) -> Plan:
     `PlanMismatchError` for one written by a stowax with another format.
     """
     return Plan(**read_record(path))
+
+
+def plan_of(data: Any) -> Plan:
+    """A plan from what its `to_json` made.
+
+    **Raises:** as `load_plan`.
+    """
+    return Plan(**record_of(data, "plan"))

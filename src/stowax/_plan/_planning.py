@@ -17,7 +17,7 @@ from .._target._machine import Target
 from .._target._program_cache import cache_in
 from .._target._target import target as find_target
 from . import _asked
-from ._finding import Asked, bytes_of, find
+from ._finding import Asked, find, traced
 from ._plan import Plan
 from ._record import written_down
 
@@ -162,9 +162,20 @@ def plans(
 
 
 def plans_for(
-    step: Known,
+    step: Known, args: Sequence[Any], kwargs: Mapping[str, Any], **wishes: Any
+) -> tuple[Plan, ...]:
+    """`plans` for a step of which it is known how it is called."""
+    with together():
+        taken, own, flat = flattened(step, args, kwargs)
+        with explaining(taken):
+            asked = asked_for(flat, taken.arrays, step.donated, **wishes)
+            return found_for(asked, taken_apart=own is None)
+
+
+def asked_for(
+    step: Callable[..., Any],
     args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    donated: Collection[int] | None,
     *,
     budgets: Any,
     target: str | Target | None,
@@ -178,40 +189,50 @@ def plans_for(
     compiles: Any,
     cache: Any,
     progress: _asked.Progress,
-) -> tuple[Plan, ...]:
-    """`plans` for a step of which it is known how it is called."""
+) -> Asked:
+    """What `plans` is asked for a step of arrays: checked, and the step traced.
+
+    **Arguments:** `donated` are the positions that the step's own `jit` donates.
+    """
     started = time.perf_counter()
     _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
     _asked.check_compiles(compiles, MOST_COMPILES)
     machine = target if isinstance(target, Target) else find_target(target)
     limits = _asked.device_budgets(budgets, machine)
     memory = _asked.host_budget(host_budget, machine)
-    with together():
-        taken, own, flat = flattened(step, args, kwargs)
-        asked = Asked(
-            step=flat,
-            args=taken.arrays,
-            machine=machine,
-            host_budget=memory,
-            pin=pin or {},
-            forbid=forbid,
-            keep_checkpoint=keep_checkpoint,
-            roll=roll,
-            donate=donate,
-            donated=step.donated,
-            compiler_options=dict(compiler_options or {}),
-            compiles=compiles,
-            cache=cache_in(cache),
-            say=_asked.sayer(progress, started),
+    programs = cache_in(cache)
+    say = _asked.sayer(progress, started)
+    say(f"tracing {getattr(step, '__name__', 'the step')}")
+    specs, recording = traced(step, args, machine, donated)
+    return Asked(
+        step=step,
+        specs=specs,
+        recording=recording,
+        budgets=limits,
+        started=started,
+        machine=machine,
+        host_budget=memory,
+        pin=pin or {},
+        forbid=forbid,
+        keep_checkpoint=keep_checkpoint,
+        roll=roll,
+        donate=donate,
+        compiler_options=dict(compiler_options or {}),
+        compiles=compiles,
+        cache=programs,
+        say=say,
+    )
+
+
+def found_for(asked: Asked, *, taken_apart: bool) -> tuple[Plan, ...]:
+    """The plans, in the order of the budgets that were asked for.
+
+    **Arguments:** `taken_apart` says that the step takes not what the user's does.
+    """
+    return tuple(
+        dataclasses.replace(
+            written_down(one.found, one.preferences, one.seconds),
+            taken_apart=taken_apart,
         )
-        with explaining(taken):
-            limits = bytes_of(asked, limits)
-            found = find(asked, sorted(set(limits)), started)
-        made = {
-            one.found.search.budget: dataclasses.replace(
-                written_down(one.found, one.preferences, one.seconds),
-                taken_apart=own is None,
-            )
-            for one in found
-        }
-    return tuple(made[limit] for limit in limits)
+        for one in find(asked)
+    )

@@ -226,28 +226,34 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     **Raises:** `ArgumentError` for a file that is not there or no plan;
     `PlanMismatchError` for one of another format.
     """
-    instead = "Give a file that Plan.save or `stowax plan -o` wrote."
     try:
         data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArgumentError(
-            "path", f"{os.fspath(path)!r}, which does not exist", instead
+            "path", f"{os.fspath(path)!r}, which does not exist", _INSTEAD
         ) from None
     except (OSError, ValueError) as error:
         raise ArgumentError(
-            "path", f"{os.fspath(path)!r}, which is no whole plan ({error})", instead
+            "path", f"{os.fspath(path)!r}, which is no whole plan ({error})", _INSTEAD
         ) from None
+    return record_of(data, os.fspath(path))
+
+
+def record_of(data: Any, path: str) -> dict[str, Any]:
+    """The same from what `to_json` made; `path` is for messages."""
     if not isinstance(data, dict) or "format" not in data:
-        raise ArgumentError("path", f"{os.fspath(path)!r}, which is no plan", instead)
+        raise ArgumentError("path", f"{path!r}, which is no plan", _INSTEAD)
     if data["format"] != FORMAT_VERSION:
         raise PlanMismatchError(
-            f"path: {os.fspath(path)!r} has plan format {data['format']}; this stowax "
+            f"path: {path!r} has plan format {data['format']}; this stowax "
             f"reads format {FORMAT_VERSION}. Install the stowax that wrote it "
             f"({data.get('versions', {}).get('stowax', 'unknown')}) or plan again."
         )
-    data.pop("format")
-    return _typed(data, os.fspath(path), instead)
+    fields = {key: value for key, value in data.items() if key != "format"}
+    return _typed(fields, path, _INSTEAD)
 
+
+_INSTEAD = "Give a file that Plan.save or `stowax plan -o` wrote."
 
 _NESTED = {
     "decisions": DecisionRecord,

@@ -24,7 +24,7 @@ from .. import _jax
 from .._errors import ArgumentError, PlanMismatchError
 from .._jax_layouts import in_layout, order_of
 from .._records._plan import ArgumentRecord
-from .._target._compiled import one_device_sharding
+from .._target._specs import one_device_sharding
 from ._laying import lay_out
 from ._ordered_step import has_layouts
 

@@ -8,7 +8,7 @@ are left over.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,9 +21,16 @@ Kind = tuple[tuple[int, ...], str]
 
 
 def find_donated(
-    arguments: Sequence[Any], jaxpr: Any, outputs: Any, updates: Mapping[int, int]
+    arguments: Sequence[Any],
+    jaxpr: Any,
+    outputs: Any,
+    updates: Mapping[int, int],
+    told: Collection[int] | None = None,
 ) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Arguments that hold state and come back whole, by position.
+    """Arguments that hold state and are given away, by position.
+
+    They are those that the step is `told` to donate, if anything is said of that; else
+    those that come back whole.
 
     **Arguments:** `arguments` are the step's, flat (`_trace.Argument`), `outputs` is
     the tree of its results, `updates` has the outputs that take an argument's place. A
@@ -34,10 +41,14 @@ def find_donated(
     what of them is lost.
     """
     free = _Free(jaxpr, outputs, updates)
-    donated, lost = [], {}
+    donated: list[int] = []
+    lost: dict[int, str] = {}
     for position in sorted({a.position for a in arguments}):
         own = [(i, a) for i, a in enumerate(arguments) if a.position == position]
         if _STATE.isdisjoint(a.role for _, a in own):
+            continue
+        if told is not None:
+            donated += [position] if position in told else []
             continue
         missing = free.take([(a.path, a) for i, a in own if i not in updates])
         if missing is None:

@@ -116,7 +116,7 @@ def find_roles(jaxpr: Any, places: Places, boundary: Mapping[str, Emission]) -> 
     parameters = reached[_DIFFERENTIATED]
     trained = frozenset(i for i in range(count) if parameters >> i & 1)
     frozen = find_frozen(jaxpr, boundary, trained) if differentiated else frozenset()
-    trees = {positions[i] for i in frozen}
+    trees = {positions[i] for i in frozen - _counted(jaxpr, places, frozen)}
     updated = 0
     for arguments in outputs:
         if arguments & parameters:
@@ -136,6 +136,27 @@ def find_roles(jaxpr: Any, places: Places, boundary: Mapping[str, Emission]) -> 
         roles=tuple(roles),
         differentiated=trained if differentiated else None,
         updates=_pair(jaxpr, roles, outputs, trained, places),
+    )
+
+
+def _counted(jaxpr: Any, places: Places, inputs: Collection[int]) -> frozenset[int]:
+    """Those that count calls or draw numbers: no floats, and replaced by the step.
+
+    Weights that are integers (quantized ones) come back as they are, or not at all.
+    """
+    opened = _jax.open_jaxpr(jaxpr)
+
+    def replaced(i: int) -> bool:
+        own = opened.invars[i]
+        return any(
+            (v.aval.shape, v.aval.dtype) == (own.aval.shape, own.aval.dtype)
+            and v is not own
+            and (places.same(i, k) or places.inside(i, k) or places.below(i, k))
+            for k, v in enumerate(opened.outvars)
+        )
+
+    return frozenset(
+        i for i in inputs if not is_float(opened.invars[i].aval) and replaced(i)
     )
 
 

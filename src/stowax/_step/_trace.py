@@ -198,10 +198,8 @@ def _read(
     )
     check_traced(jaxpr, recording, arguments, found_roles)
     donated, lost = find_donated(
-        arguments, jaxpr, recording.outputs, found_roles.updates
+        arguments, jaxpr, recording.outputs, found_roles.updates, recording.donated
     )
-    if recording.donated is not None:
-        donated = tuple(i for i in donated if i in recording.donated)
     return Step(
         name=recording.name,
         recording=recording,

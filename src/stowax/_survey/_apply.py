@@ -160,12 +160,31 @@ def _recorded(
     structure: Any,
     read: bool,
 ) -> Recording:
-    """The recording of a step on arguments of these types."""
+    """The recording of a step on arguments of these types.
+
+    **Raises:** `PlanMismatchError` for one that was made on others.
+    """
     if isinstance(step, Recording):
+        for leaf, variable in zip(
+            leaves, _jax.open_jaxpr(step.jaxpr).invars, strict=True
+        ):
+            check_spread_alike(leaf, variable.aval)
         return step
     if read:
         return record_step(step, leaves, structure)
     return as_written(step, leaves, structure)
+
+
+def check_spread_alike(leaf: Any, planned: Any) -> None:
+    """**Raises:** `PlanMismatchError` for a type that is spread in another way."""
+    found, wanted = _jax.aval_of(leaf).sharding, planned.sharding
+    explicit = found.mesh.explicit_axes or wanted.mesh.explicit_axes
+    if explicit and found.spec != wanted.spec:
+        raise PlanMismatchError(
+            f"step: an argument of {planned.str_short()} is spread as {found.spec}, "
+            f"and the plan was made for {wanted.spec}. Call it as it was planned; "
+            "other types take another plan."
+        )
 
 
 def _name_after(planned: Callable[..., Any], step: Any) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._hardware._gpu_targets import GPU_CHIPS, gpu_memory_bytes
-from .._target._compiled import any_sharded
 from .._target._machine import Target
+from .._target._specs import any_sharded
 
 # TPU. Measured on Llama2-13B, v5p, 15 GB/s: the pipelined scan alone takes 8.80 s a
 # step, with the first three 6.35 s; full recomputation takes 7.16 s. The fourth is on

@@ -33,8 +33,9 @@ from .._state._state import State, find_state, search_state
 from .._state._stays import Staying, find_staying
 from .._state._stream import Hosted
 from .._step._trace import Step, TracedStack, store_all
-from .._target._compiled import LoweredProgram, put_in_host_memory
+from .._target._compiled import LoweredProgram
 from .._target._machine import Target
+from .._target._specs import put_in_host_memory
 from .._update._blocks import BlockSize
 from ._apply import StackPlan, StepPlan, apply_decisions
 from ._candidates import BodyCosts, Placement, finest_shards, make_body, placed_values

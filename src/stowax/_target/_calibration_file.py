@@ -16,7 +16,7 @@ import platform
 import re
 
 from .._errors import ArgumentError
-from .._files import write_whole
+from .._files import user_cache, write_whole
 from .._record_json import NotSuchARecord
 from .._records._calibration import CalibrationRecord, calibration_of
 
@@ -30,11 +30,8 @@ def calibration_path(device_kind: str, device_count: int) -> pathlib.Path:
     """The file for this machine with so many devices of a kind."""
     if named := os.environ.get(VARIABLE):
         return pathlib.Path(os.path.expanduser(named))
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # A relative path there is to be ignored, says the XDG base directory specification.
-    cache = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
     name = f"{_plain(device_kind)}-x{device_count}-{_plain(host_name())}.json"
-    return pathlib.Path(cache, "stowax", "calibration", name)
+    return user_cache() / "calibration" / name
 
 
 def host_name() -> str:

@@ -14,21 +14,16 @@ is handed to the GPU's compiler (`compile_devices` below).
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from .. import _jax_targets
 from .._errors import ArgumentError, CompileError, OutOfMemoryCompileError
-from .._jax_layouts import in_layout, laid_out
 from ._dump import dumping, layout_in, options_of
-
-HOST_KINDS = frozenset({"pinned_host", "unpinned_host"})
-"""JAX's names of the host's memories."""
+from ._specs import any_sharded, check_devices, put_specs, spread_specs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -221,7 +216,7 @@ def lower(
         traced = jitted.trace(*bare)
         lowered = _lowered(traced, target_name, compile_devices is not None)
     used = _jax_targets.lowered_devices(lowered)
-    _check_devices("jitted", used, devices, target_name)
+    check_devices("jitted", used, devices, target_name)
     if compile_devices is not None:
         compile_devices = tuple(compile_devices[devices.index(d)] for d in used)
     return LoweredProgram(
@@ -247,153 +242,3 @@ def _lowered(traced: Any, target_name: str, stand_in: bool) -> Any:
         raise CompileError(
             f"JAX cannot lower the step for {target_name}: {error}"
         ) from error
-
-
-def one_device_sharding(device: Any, memory_kind: str | None = None) -> NamedSharding:
-    """A sharding over one device that keeps memory kinds.
-
-    A `NamedSharding`: with `SingleDeviceSharding` the traced types lose their memory
-    space and `dynamic_update_slice` on a host buffer is refused.
-    """
-    mesh = Mesh(np.array([device], dtype=object), ("device",))
-    return NamedSharding(mesh, PartitionSpec(), memory_kind=memory_kind)
-
-
-def spread_specs(devices: tuple[Any, ...], specs: Any, target_name: str) -> Any:
-    """`specs` as `ShapeDtypeStruct`s; shardings are checked, missing ones kept open.
-
-    Leaves that are no arrays (static arguments, Python numbers) pass through.
-    """
-
-    def convert(path: Any, leaf: Any) -> Any:
-        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-            return leaf
-        sharding = getattr(leaf, "sharding", None)
-        spec = jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False)
-        )
-        if sharding is None:
-            return spec
-        if isinstance(sharding, SingleDeviceSharding):
-            # An array that lies somewhere by default says nothing about the target, but
-            # its memory kind does.
-            (device,) = sharding.device_set
-            nowhere = isinstance(leaf, jax.Array) and not leaf.committed
-            if nowhere and sharding.memory_kind in (None, "device", "unpinned_host"):
-                return spec
-            if device not in devices and not isinstance(leaf, jax.Array):
-                _check_devices(_argument(path), (device,), devices, target_name)
-            if device not in devices and sharding.memory_kind in (None, "device"):
-                return spec
-            home = device if device in devices else devices[0]
-            return spec.update(sharding=one_device_sharding(home, sharding.memory_kind))
-        if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
-            raise ArgumentError(
-                _argument(path),
-                "a sharding over an abstract mesh",
-                f"Build the mesh with stowax.target({target_name!r}).mesh(...).",
-            )
-        _check_devices(_argument(path), sharding.device_set, devices, target_name)
-        _check_divides(_argument(path), sharding, spec.shape)
-        given = sharding if isinstance(leaf, jax.Array) else laid_out(leaf)
-        return spec.update(sharding=given)
-
-    return jax.tree_util.tree_map_with_path(convert, specs)
-
-
-def put_specs(devices: tuple[Any, ...], specs: Any) -> Any:
-    """`specs` with everything that has no sharding put on the first of `devices`.
-
-    Where the types of others name a mesh of one device, it is put on that: JAX refuses
-    operations on two of them.
-    """
-    sharding = _explicit_home(specs) or one_device_sharding(devices[0])
-
-    def put(leaf: Any) -> Any:
-        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None:
-            return leaf.update(sharding=sharding)
-        return leaf
-
-    return jax.tree.map(put, specs)
-
-
-def _explicit_home(specs: Any) -> jax.sharding.NamedSharding | None:
-    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(specs))
-    for sharding in shardings:
-        named = isinstance(sharding, jax.sharding.NamedSharding)
-        if named and sharding.mesh.abstract_mesh.explicit_axes:
-            return jax.sharding.NamedSharding(
-                sharding.mesh, jax.sharding.PartitionSpec()
-            )
-    return None
-
-
-def put_in_device_memory(specs: Any) -> Any:
-    """`specs` with those in host memory on the device, sharded as they are."""
-
-    def put(spec: Any) -> Any:
-        sharding = getattr(spec, "sharding", None)  # a number of Python's has none
-        if sharding is None or sharding.memory_kind not in HOST_KINDS:
-            return spec
-        return spec.update(sharding=sharding.with_memory_kind("device"))
-
-    return jax.tree.map(put, specs)
-
-
-def put_in_host_memory(
-    specs: Any, positions: Collection[int], orders: Mapping[int, Any] | None = None
-) -> Any:
-    """`specs` with the arrays at these flat positions in pinned host memory.
-
-    Those in `orders` lie there with their axes so.
-    """
-    leaves, structure = jax.tree.flatten(specs)
-    for i in positions:
-        sharding = leaves[i].sharding.with_memory_kind("pinned_host")
-        if order := (orders or {}).get(i):
-            sharding = in_layout(sharding, order)
-        spec = leaves[i]
-        leaves[i] = jax.ShapeDtypeStruct(
-            spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type
-        )
-    return jax.tree.unflatten(structure, leaves)
-
-
-def any_sharded(specs: Any) -> bool:
-    """Whether any of `specs` spans several devices, so that the rest must stay open."""
-    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(specs))
-    return any(s is not None and len(s.device_set) > 1 for s in shardings)
-
-
-def _argument(path: Any) -> str:
-    return f"specs{jax.tree_util.keystr(path)}"
-
-
-def _check_divides(argument: str, sharding: Any, shape: tuple[int, ...]) -> None:
-    """**Raises:** `ArgumentError` for a sharding that does not split `shape` evenly."""
-    try:
-        sharding.shard_shape(shape)
-    except ValueError as error:
-        spec = getattr(sharding, "spec", sharding)
-        over = dict(sharding.mesh.shape) if hasattr(sharding, "mesh") else ""
-        raise ArgumentError(
-            argument,
-            f"shape {shape} with {spec} over a mesh {over}, which does not split it "
-            "into equal parts",
-            "Spread another axis, or make this one a multiple of the devices it is "
-            "spread over.",
-        ) from error
-
-
-def _check_devices(
-    argument: str, used: Any, devices: tuple[Any, ...], target_name: str
-) -> None:
-    foreign = sorted({str(d) for d in used if d not in devices})
-    if foreign:
-        raise ArgumentError(
-            argument,
-            f"a sharding over {', '.join(foreign[:3])}"
-            + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
-            + f", which target {target_name} does not have",
-            f"Build the mesh with stowax.target({target_name!r}).mesh(...).",
-        )

@@ -23,7 +23,7 @@ from .._errors import ArgumentError
 from .._hardware._figures import Chip
 from .._hardware._pinned import pool_bytes, smaller_pool
 from .._records._stages import Link
-from . import _compiled
+from . import _compiled, _specs
 from ._compiled import CompiledProgram, LoweredProgram
 
 HOST_FRACTION = 0.8
@@ -105,7 +105,7 @@ class Target:
         'pinned_host'
         """
         if mesh is None:
-            return _compiled.one_device_sharding(self.devices[0], memory_kind)
+            return _specs.one_device_sharding(self.devices[0], memory_kind)
         return NamedSharding(mesh, PartitionSpec(*partition), memory_kind=memory_kind)
 
     def specs(self, *specs: Any) -> tuple[Any, ...]:
@@ -114,10 +114,10 @@ class Target:
         What has no sharding goes to one device, unless others are spread over several:
         then it is left open, as uncommitted arrays are under `jax.jit`.
         """
-        spread = _compiled.spread_specs(self.devices, specs, self.name)
-        if _compiled.any_sharded(spread):
+        spread = _specs.spread_specs(self.devices, specs, self.name)
+        if _specs.any_sharded(spread):
             return spread
-        return _compiled.put_specs(self.devices, spread)
+        return _specs.put_specs(self.devices, spread)
 
     def lower(self, jitted: Any, *specs: Any) -> LoweredProgram:
         """`jitted` lowered for this target; arguments as for `compile`."""
@@ -238,9 +238,10 @@ def _memory_fraction() -> float | None:
 def _attached_bytes(chip: Chip, devices: tuple[Any, ...]) -> tuple[int, int, int]:
     """Device bytes allowed and present, and host bytes, per device of this machine."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    local = max(1, sum(d.process_index == jax.process_index() for d in devices))
+    mine = [d for d in devices if d.process_index == jax.process_index()]
+    local = max(1, len(mine))
     host = int(machine * HOST_FRACTION / local)
-    statistics = devices[0].memory_stats() or {}
+    statistics = (mine or devices)[0].memory_stats() or {}
     if limit := statistics.get("bytes_limit"):
         return int(limit), int(chip.memory.value or limit), host
     if chip.allowed_bytes.value is not None:

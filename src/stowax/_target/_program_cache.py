@@ -35,7 +35,8 @@ _FIGURES = (
     *(f"{prefix}{k}_size_in_bytes" for k in _KINDS for prefix in ("", "host_")),
     "peak_memory_in_bytes",
 )
-_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+"""Variables of the environment that change what compilers make."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +128,7 @@ def _key(lowered: LoweredProgram, options: Mapping[str, Any], target: Target) ->
         for device in target.compile_devices or target.devices
     ]
     said = [target.name, devices, sorted(options.items()), versions()]
-    said += [os.environ.get(flags, "") for flags in _FLAGS]
+    said += [os.environ.get(flags, "") for flags in FLAGS]
     said += [lowered.as_text(), *scopes(lowered.compiler_ir().operation)]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 

@@ -162,9 +162,11 @@ def test_a_step_that_is_first_called_to_evaluate():
             return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
 
         params, found = weights(), []
+        jax.eval_shape(functools.partial(step, train=True), params, batch())
         for train in (False, True, True, False):
             params, loss = step(params, batch(), train=train)
             found.append(float(loss))
+        assert "module" in step.lower(params, batch(), train=True).as_text()
         return found
 
     expected = run()

@@ -122,16 +122,16 @@ def handling(handler: Handler, *, unmarked: bool = False) -> Generator[Handling]
 
 @contextlib.contextmanager
 def noticing() -> Generator[Handling]:
-    """Says whether anything in here is differentiated, and changes nothing.
+    """Says whether anything that is traced in here is differentiated; changes nothing.
 
-    Not even what JAX keeps of traces: a function that is traced in here and called
-    after it is traced once.
+    What was traced elsewhere is traced again.
     """
     here = Handling(lambda function, args, kwargs: function(*args, **kwargs), True)
     see_differentiated(_differentiated)
     token = _handling.set(here)
     try:
-        yield here
+        with _trace_context("noticing"):
+            yield here
     finally:
         _handling.reset(token)
 

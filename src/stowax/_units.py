@@ -85,6 +85,19 @@ def format_bytes(count: float) -> str:
     return f"{sign}{size:.{digits}f} {unit}"
 
 
+def format_room(count: float) -> str:
+    """`count` bytes as `format_bytes` writes them, rounded up: a budget to be given.
+
+    >>> format_room(8046000), format_bytes(8046000)
+    ('7.68 MiB', '7.67 MiB')
+    """
+    for size in (count, *(count * (1 + k / 1000) for k in range(1, 12))):
+        text = format_bytes(size)
+        if parse_bytes(text, "budget") >= count:
+            return text
+    return f"{count:.0f}"
+
+
 def format_seconds(seconds: float) -> str:
     """`seconds` with the unit a person would use.
 

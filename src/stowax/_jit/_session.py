@@ -85,24 +85,53 @@ class _Step:
         """As the function that `jax.jit` made."""
         if any(_jax.is_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):
             return self._original(*args, **kwargs)
+        session, out = self._decided(lambda: self._plainly(args, kwargs))
+        if session is None or self.planned is None:
+            return out
+        return self._under_a_plan(session, self.planned, args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As `lower` of the function that `jax.jit` made; planned, if it is to be."""
+        return self._ahead("lower", args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As `trace` of the function that `jax.jit` made; planned, if it is to be."""
+        return self._ahead("trace", args, kwargs)
+
+    def _ahead(self, what: str, args: Any, kwargs: Any) -> Any:
+        plainly = getattr(self._original, what)
+        session, out = self._decided(lambda: plainly(*args, **kwargs))
+        if session is None or self.planned is None:
+            return out
+        try:
+            return getattr(self.planned, what)(*args, **kwargs)
+        except StepError as error:
+            self._give_up(session, self.planned, error)
+            return plainly(*args, **kwargs)
+
+    def _decided(self, plainly: Callable[[], Any]) -> tuple[Session | None, Any]:
+        """`(session, what it gives plainly)`; no session where it runs as written.
+
+        With a session and `planned`, it is to run under that plan, and nothing ran.
+        """
         session = _active or self._session
         if session is not None and session is not self._session:
             self._session, self.planned, self._left = session, None, False
             session.add(self)
         if session is None or self._left or (self.planned is None and not _active):
-            return self._plainly(args, kwargs)
+            return None, plainly()
         if self.planned is None:
             token = _deciding.set(self)
             try:
                 with noticing():
-                    return self._plainly(args, kwargs)
+                    return session, plainly()
             except _DifferentiatesError:
                 self.planned = Planned(
                     known(self._original), session.wishes, session.given
                 )
             finally:
                 _deciding.reset(token)
-        return self._under_a_plan(session, self.planned, args, kwargs)
+        return session, None
 
     def _under_a_plan(
         self, session: Session, planned: Planned, args: Any, kwargs: Any
@@ -113,11 +142,15 @@ class _Step:
             session.misfits = True
             raise
         except StepError as error:
-            if planned.plan is not None:
-                raise
-            session.notes.append(f"{self.__name__} runs as it is written: {error}")
-            self._left = True
+            self._give_up(session, planned, error)
             return self._plainly(args, kwargs)
+
+    def _give_up(self, session: Session, planned: Planned, error: StepError) -> None:
+        """From now on it runs as it is written, unless it ran under a plan before."""
+        if planned.plan is not None:
+            raise error
+        session.notes.append(f"{self.__name__} runs as it is written: {error}")
+        self._left = True
 
     def _plainly(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
         if self._session is not None and self._session.hosts():

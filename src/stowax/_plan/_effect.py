@@ -8,7 +8,7 @@ from .._records._plan import PlanRecord
 from .._state._stream import Hosted
 from .._survey._apply import StackPlan, StepPlan, apply_decisions, attach_options
 from .._target._target import platform_of
-from .._units import format_bytes
+from .._units import format_bytes, format_room
 from .._update._blocks import BlockSize
 
 
@@ -41,7 +41,7 @@ def put_into_effect(plan: PlanRecord, step: Callable[..., Any]) -> Any:
 
 
 def why_it_does_not_fit(plan: PlanRecord) -> str:
-    """What the program needs, and the smallest budget that works."""
+    """What the program needs, which budget works, and what is in the way."""
     needs = (
         f"plan: it does not fit: its program needs "
         f"{format_bytes(plan.device_bytes)} of the device and "
@@ -52,10 +52,16 @@ def why_it_does_not_fit(plan: PlanRecord) -> str:
             f"{needs}, and may take {format_bytes(plan.host_budget_bytes)} of the "
             "host. Give a larger host_budget, or pin less to 'offload'."
         )
-    smallest = format_bytes(plan.smallest_budget)
+    smallest = format_room(plan.smallest_budget)
     if plan.smallest_budget_is == "predicted":
         smallest = f"about {smallest}, as predicted"
-    return f"{needs}. The smallest budget that works is {smallest}."
+    left = [note for note in plan.notes if note.startswith("what is marked runs")]
+    way = [*left, *plan.in_the_way]
+    why = f" In the way: {'; '.join(way[:3])}." if way else ""
+    return (
+        f"{needs}, and may take {format_bytes(plan.budget_bytes)} of the device. The "
+        f"smallest budget that works is {smallest}.{why}"
+    )
 
 
 def _hosted(plan: PlanRecord) -> Hosted | None:

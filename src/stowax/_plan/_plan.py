@@ -120,6 +120,31 @@ class Plan(PlanRecord):
             placed = taken.put_back(args, placed)
         return placed[0] if len(args) == 1 else placed
 
+    def init(self, init: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """`init(*args, **kwargs)`, its results made where the plan wants them.
+
+        State that belongs in host memory is never on the device as a whole: it is made
+        by programs of a few arrays each. Numbers may differ from `init`'s in the last
+        bit, as those of `jax.jit(init)` may.
+
+        **Arguments:** `init` returns one of the step's arguments, or a tuple of them,
+        as arrays or objects.
+
+        **Returns:** what `init` does.
+
+        **Raises:** `ArgumentError` if nothing of that is what the plan has in host
+        memory; `PlanMismatchError` for state of other shapes or dtypes.
+
+        ```python
+        state = jax.eval_shape(init_state, key)
+        plan = stowax.plan(train_step, state, batch, budget="16GiB")
+        state = plan.init(init_state, key)
+        ```
+        """
+        from ._init import initialized
+
+        return initialized(self.arguments, init, args, kwargs)
+
     def as_code(self) -> str:
         """The same decisions as plain JAX code: checkpoint names and a policy.
 

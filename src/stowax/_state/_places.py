@@ -134,7 +134,7 @@ def put(leaf: Any, kind: Kind | None, mesh: Mesh | None = None) -> Any:
         return jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
     if mesh is not None and not leaf.committed:
         return _put(leaf, _anywhere(mesh, kind.memory), kind)
-    wanted = _in_kind(leaf.sharding, kind.memory)
+    wanted = sharding_in(leaf.sharding, kind.memory)
     there = current in (_ON_DEVICE if kind.memory == "device" else (kind.memory,))
     if kind.order is not None and has_layouts(wanted):
         there = there and order_of(leaf) == kind.order
@@ -169,7 +169,7 @@ def spec_in(path: Sequence[Any], spec: Any, kind: Kind | None) -> Any:
     return jax.ShapeDtypeStruct(
         spec.shape,
         spec.dtype,
-        sharding=_lying(_in_kind(spec.sharding, kind.memory), kind),
+        sharding=_lying(sharding_in(spec.sharding, kind.memory), kind),
         weak_type=getattr(spec, "weak_type", False),
     )
 
@@ -181,7 +181,7 @@ def _lying(sharding: Any, kind: Kind) -> Any:
     return in_layout(sharding, kind.order)
 
 
-def _in_kind(sharding: Any, kind: str) -> Any:
+def sharding_in(sharding: Any, kind: str) -> Any:
     """`sharding` in memory of that kind; a `NamedSharding` where it is of one device.
 
     With a `SingleDeviceSharding` types lose their memory space.

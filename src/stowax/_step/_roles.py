@@ -192,8 +192,10 @@ def _pair(
                 del free[k]
                 return
 
+    came = _as_they_came(opened)
+
     def is_made_of(k: int, i: int) -> bool:
-        return bool(direct[k] >> i & 1) or opened.outvars[k] is opened.invars[i]
+        return bool(direct[k] >> i & 1) or came.get(k) == i
 
     def stays(i: int, k: int) -> bool:
         return roles[i] == "optimizer state" or is_made_of(k, i)
@@ -205,9 +207,31 @@ def _pair(
     for i in state:
         take(i, lambda k, i=i: places.below(i, k) and stays(i, k))
     for i in state:
-        take(i, lambda k, i=i: opened.outvars[k] is opened.invars[i])
+        take(i, lambda k, i=i: came.get(k) == i)
     for i in state:
         take(i, lambda k, i=i: direct[k] >> i & 1)
+
+    def is_made_anew(k: int, i: int) -> Any:
+        return reached[k] >> i & 1 and direct[k] & of_state
+
     for i in trained:
-        take(i, lambda k, i=i: reached[k] >> i & 1 and direct[k] & of_state)
+        take(i, lambda k, i=i: places.same(i, k) and is_made_anew(k, i))
+    for i in trained:
+        take(i, lambda k, i=i: is_made_anew(k, i))
     return dict(sorted(pairs.items()))
+
+
+def _as_they_came(opened: Any) -> dict[int, int]:
+    """The outputs that are inputs, perhaps under a name, and which."""
+    known = {v: i for i, v in enumerate(opened.invars)}
+
+    def which(atom: Any) -> int | None:
+        return known.get(atom) if isinstance(atom, _jax.Var) else None
+
+    for equation in opened.eqns:
+        if equation.primitive.name == "name":
+            (atom,) = equation.invars
+            if (i := which(atom)) is not None:
+                known[equation.outvars[0]] = i
+    found = {k: which(v) for k, v in enumerate(opened.outvars)}
+    return {k: i for k, i in found.items() if i is not None}

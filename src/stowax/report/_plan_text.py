@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from .._hardware._pinned import VARIABLE
 from .._records._plan import Baseline, DecisionRecord, PlanRecord
-from .._units import format_bytes, format_seconds
+from .._units import format_bytes, format_room, format_seconds
 from ._decisions_text import decision_lines, stack_titles
 from ._layout import Align, count_of, cut, facts, lines_of, table, text_width
 
@@ -264,7 +264,7 @@ def _concerns(note: str, record: PlanRecord) -> bool:
 
 
 def _smallest(record: PlanRecord) -> str:
-    size = format_bytes(record.smallest_budget)
+    size = format_room(record.smallest_budget)
     if record.smallest_budget_is == "predicted":
         size = f"{size} (predicted)"
     wishes = [

@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import stowax
+from stowax._jaxprs._canonical import outline
 
 LAYERS, WIDTH, ROWS, DEVICES = 4, 256, 64, 8
 P = PartitionSpec
@@ -96,3 +97,16 @@ def test_a_step_over_explicit_axes_is_planned(budget, pin, offloaded, usual_prom
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-4)
         assert a.ndim == 0 or a.sharding.spec == b.sharding.spec
+
+
+def test_a_constraint_over_the_mesh_that_is_set():
+    """Its sharding names an abstract mesh, which has no devices."""
+    mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+
+    def layers(x):
+        x = jax.lax.with_sharding_constraint(x, PartitionSpec("data"))
+        return jnp.sin(x)
+
+    with jax.set_mesh(mesh):
+        jaxpr = jax.make_jaxpr(layers)(jnp.ones((8, 4)))
+    assert any("sharding_constraint" in line for line in outline(jaxpr))

@@ -98,6 +98,23 @@ def test_what_was_donated_is_told_apart(capsys):
         never(*arguments())
 
 
+def test_what_only_has_a_results_type_is_not_donated():
+    """A rate has the type of the loss, weights to stay near that of the gradients."""
+
+    def step(params, anchor, rate, x):
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
+        new = jax.tree.map(
+            lambda p, a, g: p - rate * (g + 0.1 * (p - a)), params, anchor, grads
+        )
+        return new, grads, loss
+
+    given = (weights(), weights(1), jnp.float32(0.1), batch())
+    options = {"budget": "70%", "target": "h200", "progress": False}
+    plan = stowax.plan(step, *given, **options)
+    assert set(plan.donate_argnums) <= {0}
+    assert plan.fits
+
+
 def test_arrays_that_are_given_twice_are_told_apart():
     """Weights and their average begin as the same arrays, and are donated."""
 

@@ -110,7 +110,7 @@ def says_nothing(equation: Any) -> bool:
         return given.ndim == 0 or not any(mesh.explicit_axes for mesh in meshes)
     if name == "convert_element_type" and params.get("sharding") is None:
         return equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype
-    return name == "sharding_constraint" and len(params["sharding"].device_set) == 1
+    return name == "sharding_constraint" and params["sharding"].num_devices == 1
 
 
 def _write(jaxpr: Any, given: Mapping[int, str], lines: list[str]) -> None:

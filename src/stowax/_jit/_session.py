@@ -105,6 +105,9 @@ class _Step:
             return out
         try:
             return getattr(self.planned, what)(*args, **kwargs)
+        except MisfitError:
+            session.misfits = True
+            raise
         except StepError as error:
             self._give_up(session, self.planned, error)
             return plainly(*args, **kwargs)

@@ -50,7 +50,9 @@ def find_donated(
         if told is not None:
             donated += [position] if position in told else []
             continue
-        missing = free.take([(a.path, a) for i, a in own if i not in updates])
+        others = [(a.path, a) for i, a in own if i not in updates]
+        known = len(others) < len(own)
+        missing = free.take(others) if known else own[0][1].path
         if missing is None:
             donated.append(position)
         else:

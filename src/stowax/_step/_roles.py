@@ -197,8 +197,21 @@ def _pair(
     def is_made_of(k: int, i: int) -> bool:
         return bool(direct[k] >> i & 1) or came.get(k) == i
 
+    def at_home(i: int, k: int) -> bool:
+        return places.same(i, k) or places.inside(i, k) or places.below(i, k)
+
+    # What has the place of an argument may be something else: a loss, a gradient. Of
+    # an argument that is state, something is made of itself, or of other state.
+    held = {
+        places.arguments[i][0]
+        for i in state
+        for k in free
+        if at_home(i, k) and (is_made_of(k, i) or came.get(k) in state)
+    }
+
     def stays(i: int, k: int) -> bool:
-        return roles[i] == "optimizer state" or is_made_of(k, i)
+        mine = places.arguments[i][0] in held
+        return is_made_of(k, i) or (roles[i] == "optimizer state" and mine)
 
     for i in state:
         take(i, lambda k, i=i: places.same(i, k) and stays(i, k))

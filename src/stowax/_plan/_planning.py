@@ -229,10 +229,10 @@ def found_for(asked: Asked, *, taken_apart: bool) -> tuple[Plan, ...]:
 
     **Arguments:** `taken_apart` says that the step takes not what the user's does.
     """
-    return tuple(
-        dataclasses.replace(
-            written_down(one.found, one.preferences, one.seconds),
-            taken_apart=taken_apart,
-        )
-        for one in find(asked)
-    )
+    made: dict[int, Plan] = {}  # the same budget twice is one plan
+    found = find(asked)
+    for one in found:
+        if id(one) not in made:
+            plan = written_down(one.found, one.preferences, one.seconds)
+            made[id(one)] = dataclasses.replace(plan, taken_apart=taken_apart)
+    return tuple(made[id(one)] for one in found)

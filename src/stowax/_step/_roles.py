@@ -197,8 +197,11 @@ def _pair(
     def is_made_of(k: int, i: int) -> bool:
         return bool(direct[k] >> i & 1) or came.get(k) == i
 
+    others_place = {k for k in free if any(places.same(i, k) for i in state)}
+
     def at_home(i: int, k: int) -> bool:
-        return places.same(i, k) or places.inside(i, k) or places.below(i, k)
+        around = places.inside(i, k) or places.below(i, k)
+        return places.same(i, k) or (around and k not in others_place)
 
     # What has the place of an argument may be something else: a loss, a gradient. Of
     # an argument that is state, something is made of itself, or of other state.

@@ -90,7 +90,9 @@ def test_what_was_donated_is_told_apart(capsys):
     given = arguments()
     step(*given)
     assert set(step.plan.donate_argnums) >= {1}
-    assert "planning train_step with its state donated" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "train_step does not fit unless" in said
+    assert "may be overwritten: go on with what it returns" in said
     with pytest.raises(ArgumentError, match=r"^args\[0\].*an earlier step was given"):
         step(*given)
     never = jit(train_step, **wishes, donate_argnums=())
@@ -151,6 +153,8 @@ def test_what_is_told_of_jit_s_functions():
     first = step(*given)[-1]
     with jax.default_matmul_precision("float32"):
         np.testing.assert_allclose(step(*given)[-1], first, rtol=1e-4)
+        assert "HIGHEST" in step.lower(*given).as_text()
+    assert "HIGHEST" not in step.lower(*given).as_text()
     step.clear_cache()
     np.testing.assert_array_equal(step(*given)[-1], first)
 
@@ -262,6 +266,9 @@ def test_a_plan_made_before(tmp_path):
         assert step.plan == made
     with pytest.raises(PlanMismatchError, match="the plan was made for"):
         jit(train_step, plan=made)(*arguments()[:2], batch(rows=128))
+    foreign = dataclasses.replace(made, compile_only=False, device_kind="TPU v5p")
+    with pytest.raises(PlanMismatchError, match="and JAX runs on cpu here"):
+        jit(train_step, plan=foreign)(*arguments())
 
 
 def test_lower_and_trace():

@@ -91,8 +91,9 @@ def another_step(params, momentum, x):
         (train_step, {"budget": "70%"}),
         (train_step, {"forbid": ("offload",)}),
         (train_step, {"donate_argnums": 0}),
+        (train_step, {"donate_argnums": ()}),
     ],
-    ids=["step", "budget", "forbid", "donated"],
+    ids=["step", "budget", "forbid", "donated", "nothing donated"],
 )
 def test_another_question_gets_another_plan(cache, step, options, searches):
     kept = plans_in(cache)

@@ -209,3 +209,22 @@ def test_a_plan_for_another_attached_device_is_refused(moved, tmp_path):
         "plan: made for cpu (TPU v5p), and JAX runs on cpu here. Make a plan on "
         "this machine."
     )
+
+
+def test_a_plan_from_a_laptop_is_in_full_effect_on_its_machine(
+    moved, tmp_path, monkeypatch
+):
+    """Its options are for its own compiler; elsewhere they would be refused."""
+    path = tmp_path / "plan.json"
+    options = {"no_such_option": "1"}
+    new = {"target": "v5p-8", "compile_only": True, "compiler_options": options}
+    path.write_text(damaged(moved, lambda d: d.update(new)))
+    there = stowax.load_plan(path).apply(train)
+    assert there.stowax_compiler_options == options
+    args = jax.tree.map(lambda spec: jax.numpy.ones(spec.shape, spec.dtype), ARGS)
+    there(*args)
+    monkeypatch.setattr("stowax._plan._effect.is_here", lambda name: name == "v5p-8")
+    here = stowax.load_plan(path).apply(train)
+    assert not hasattr(here, "stowax_compiler_options")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        here(*jax.tree.map(jax.numpy.ones_like, args))

@@ -6,7 +6,6 @@ numbers (dropout), so both pass through the plan. Run it with
     python examples/integrations/haiku_lm.py --budget 60% --target h200
 """
 
-import argparse
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import compare, options
 
 import stowax
 
@@ -96,23 +96,14 @@ def train(step: Callable[..., Any], steps: int) -> tuple[list[float], TrainState
 
 def main() -> None:
     """Train twice and compare."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--budget", default="60%")
-    parser.add_argument("--target", default=None)
-    parser.add_argument("--steps", type=int, default=10)
-    options = parser.parse_args()
-
-    plain, _ = train(jax.jit(train_step, donate_argnums=0), options.steps)
+    asked = options()
+    plain, _ = train(jax.jit(train_step, donate_argnums=0), asked.steps)
 
     step = stowax.jit(  # the one line: was jax.jit
-        train_step, donate_argnums=0, budget=options.budget, target=options.target
+        train_step, donate_argnums=0, budget=asked.budget, target=asked.target
     )
-    planned, _ = train(step, options.steps)
-
-    print(step.plan)
-    print("plain  ", *(f"{loss:.5f}" for loss in plain))
-    print("planned", *(f"{loss:.5f}" for loss in planned))
-    np.testing.assert_allclose(planned, plain, rtol=1e-4)
+    planned, _ = train(step, asked.steps)
+    compare([step.plan], plain, planned)
 
 
 if __name__ == "__main__":

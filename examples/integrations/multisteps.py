@@ -6,7 +6,6 @@ treats them as such. The one line is marked.
     python examples/integrations/multisteps.py --budget 60% --target h200
 """
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -14,22 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import ROWS, WIDTH, compare, loss_fn, options, parameters
 
 import stowax
 
-LAYERS, WIDTH, ROWS, EVERY = 4, 256, 64, 4
+EVERY = 4
 
 optimizer = optax.MultiSteps(optax.adamw(1e-3), every_k_schedule=EVERY)
-
-
-def loss_fn(params: Any, x: jax.Array) -> jax.Array:
-    """How far the layers are from the identity."""
-
-    def layer(y: jax.Array, weights: Any) -> tuple[jax.Array, None]:
-        return y + jnp.tanh(y @ weights["up"]) @ weights["down"], None
-
-    y, _ = jax.lax.scan(layer, x, params)
-    return jnp.mean((y - x) ** 2)
 
 
 def train_step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
@@ -42,11 +32,7 @@ def train_step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
 
 def initial_state() -> Any:
     """Parameters, and the optimizer's state."""
-    up, down = jax.random.split(jax.random.key(0))
-    params = {
-        "up": 0.05 * jax.random.normal(up, (LAYERS, WIDTH, 4 * WIDTH)),
-        "down": 0.05 * jax.random.normal(down, (LAYERS, 4 * WIDTH, WIDTH)),
-    }
+    params = parameters()
     return params, optimizer.init(params)
 
 
@@ -62,25 +48,17 @@ def train(step: Callable[..., Any], steps: int) -> tuple[list[float], Any]:
 
 def main() -> None:
     """Train twice and compare."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--budget", default="70%")
-    parser.add_argument("--target", default="h200")
-    parser.add_argument("--steps", type=int, default=3 * EVERY)
-    options = parser.parse_args()
-
-    plain, _ = train(jax.jit(train_step, donate_argnums=0), options.steps)
+    asked = options("70%", "h200", 3 * EVERY)
+    plain, _ = train(jax.jit(train_step, donate_argnums=0), asked.steps)
 
     step = stowax.jit(  # the one line: was jax.jit
-        train_step, donate_argnums=0, budget=options.budget, target=options.target
+        train_step, donate_argnums=0, budget=asked.budget, target=asked.target
     )
-    planned, state = train(step, options.steps)
+    planned, state = train(step, asked.steps)
 
-    print(step.plan)
     where = [leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)]
+    compare([step.plan], plain, planned)
     print("in host memory", where.count("pinned_host"), "of", len(where), "arrays")
-    print("plain  ", *(f"{loss:.6f}" for loss in plain))
-    print("planned", *(f"{loss:.6f}" for loss in planned))
-    np.testing.assert_allclose(planned, plain, rtol=1e-4)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ Nothing but the marked line is stowax's, and `stowax run` does without it:
     python examples/integrations/tunix_lora.py
 """
 
-import argparse
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import optax
 import qwix
+from common import compare, options
 from flax import nnx
 from tunix.models.llama3 import model as llama3
 from tunix.sft import peft_trainer
@@ -95,23 +95,13 @@ def train(steps: int) -> list[float]:
 
 def main() -> None:
     """Train twice and compare."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--budget", default="60%")
-    parser.add_argument("--target", default=None)
-    parser.add_argument("--steps", type=int, default=10)
-    options = parser.parse_args()
-
-    plain = train(options.steps)
+    asked = options()
+    plain = train(asked.steps)
 
     # The one line. `stowax run --budget 60%` does without it.
-    with stowax.planning(budget=options.budget, target=options.target) as session:
-        planned = train(options.steps)
-
-    for plan in session.plans.values():
-        print(plan)
-    print("plain  ", *(f"{loss:.5f}" for loss in plain))
-    print("planned", *(f"{loss:.5f}" for loss in planned))
-    np.testing.assert_allclose(planned, plain, rtol=1e-4)
+    with stowax.planning(budget=asked.budget, target=asked.target) as session:
+        planned = train(asked.steps)
+    compare([*session.plans.values()], plain, planned)
 
 
 if __name__ == "__main__":

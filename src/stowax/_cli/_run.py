@@ -24,7 +24,9 @@ _AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @target_option
 @click.option("--plan", "plan", metavar="PLAN.json", help="A plan made before.")
 @click.option(
-    "--cache", metavar="FOLDER", help="Keep the programs that planning compiles here."
+    "--cache",
+    metavar="FOLDER",
+    help="Keep plans here (else in the user's cache), and the programs compiled.",
 )
 @click.option("-o", "output", metavar="PLAN.json", help="Save the plan.")
 @click.option(

@@ -116,7 +116,8 @@ class Planned:
     """A step under a plan, called as `jax.jit`'s function would be.
 
     `plan` is that of the last kind of arguments that has one: `None` before the first
-    call, and where there is nothing to plan. `known` says how the step is called.
+    call, and where there is nothing to plan. `known` says how the step is called, and
+    `hosts` whether a plan has put any of its arguments into host memory.
     """
 
     def __init__(self, what: Known, wishes: Wishes, plan: Plan | None):
@@ -126,6 +127,8 @@ class Planned:
         self._kept = Kept.within(wishes.cache)
         self._ready: dict[Hashable, _Ready] = {}
         self._fast: Callable[..., Any] | None = None
+        self._context: Any = None
+        self.hosts = False
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +136,8 @@ class Planned:
 
         **Raises:** what `stowax.plan` raises, and the step itself; `MisfitError`.
         """
-        if self._fast is not None:
+        # Under other settings of JAX's the same arguments are another program.
+        if self._fast is not None and self._context == _jax.trace_context():
             try:
                 return self._fast(*args, **kwargs)
             except PlanMismatchError:
@@ -183,13 +187,16 @@ class Planned:
     ) -> tuple[Taken, _Ready]:
         """The arguments taken apart, and the program for them."""
         taken, own, flat = flattened(self.known, args, kwargs)
-        key = taken.key, _types(taken.arrays), _jax.trace_context()
+        context = _jax.trace_context()
+        key = taken.key, _types(taken.arrays), context
         with self._lock:
             if key not in self._ready:
                 with explaining(taken):
                     self._ready[key] = self._made(taken, own is not None, flat)
                 direct = len(self._ready) == 1 and self._ready[key].direct
                 self._fast = self._ready[key].fast if direct else None
+                self._context = context
+                self.hosts |= self._ready[key].placing is not None
             ready = self._ready[key]
         self.plan = ready.plan or self.plan
         return taken, ready
@@ -233,10 +240,17 @@ class Planned:
                     tried[id(kept)] = made
                     return kept
             plan = self._found(asked, taken_apart=not direct)
-            self._kept.write(key, plan)
+            if plan.fits:
+                self._kept.write(key, plan)
             return plan
 
         asked, plan = agreed(self._name, ask, make)
+        if self.known.donated is None and plan.fits and plan.donate_argnums:
+            given = ", ".join(f"args[{n}]" for n in plan.donate_argnums)
+            self._say()(
+                f"{self._name} does not fit unless {given} may be overwritten: go on "
+                "with what it returns, not with what it was given"
+            )
         return tried.get(id(plan)) or ready(plan, _step_under(plan, asked))
 
     def _found(self, asked: Asked, *, taken_apart: bool) -> Plan:
@@ -252,7 +266,8 @@ class Planned:
                 (plan,) = found_for(frugal, taken_apart=taken_apart)
                 if plan.fits:
                     return plan
-            asked.say(f"planning {self._name} with its state donated")
+                # A share is of the step as it is written, which donates nothing.
+                asked = dataclasses.replace(asked, budgets=(plan.budget_bytes,))
         (plan,) = found_for(asked, taken_apart=taken_apart)
         return plan
 

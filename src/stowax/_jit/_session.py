@@ -64,8 +64,7 @@ class Session:
 
     def hosts(self) -> bool:
         """Whether a plan has put anything into host memory."""
-        kinds = {a.memory_kind for p in self.plans.values() for a in p.arguments}
-        return bool(kinds - {"device"})
+        return any(step.planned and step.planned.hosts for step in self._steps)
 
 
 class _Step:

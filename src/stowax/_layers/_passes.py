@@ -194,9 +194,8 @@ def run_backward(
     parts = Activity(stack, body)
     ct_carry, ct_ys, totals, whole = cotangents
     places = {j + stack.first_layer_input: p for j, p in plan.places.items()}
-    row = None
-    if places or _hosted(per_layer):
-        row = BackwardRow(stack, body, stored)
+    needs_row = places or _hosted(per_layer)
+    row = BackwardRow(stack, body, stored) if needs_row else None
     feed = Feed(stack, per_layer, _turns(stack, row, per_layer, plan), backward=True)
     wholes = dict(zip(parts.layers, whole, strict=True)) if whole else {}
     writer = _writer(stack, body, row, places, plan, wholes)

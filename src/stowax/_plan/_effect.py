@@ -3,17 +3,33 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
+from .._errors import PlanMismatchError
 from .._layers._rewrite import Options
 from .._records._plan import PlanRecord
 from .._state._stream import Hosted
 from .._survey._apply import StackPlan, StepPlan, apply_decisions, attach_options
-from .._target._target import platform_of
+from .._target._target import is_here, platform_of
 from .._units import format_bytes, format_room
 from .._update._blocks import BlockSize
 
 
 def put_into_effect(plan: PlanRecord, step: Callable[..., Any]) -> Any:
-    """`jax.jit(step)` under the plan, for a step that takes and returns arrays."""
+    """`jax.jit(step)` under the plan, for a step that takes and returns arrays.
+
+    A plan that was made for a machine that was not there is in full effect on that
+    machine, and may be called on another one to check its numbers.
+
+    **Raises:** `PlanMismatchError` for a plan made on another kind of attached device.
+    """
+    attached = jax.devices()[0].device_kind
+    elsewhere = plan.compile_only and not is_here(plan.target)
+    if not plan.compile_only and attached != plan.device_kind:
+        raise PlanMismatchError(
+            f"plan: made for {plan.target} ({plan.device_kind}), and JAX runs on "
+            f"{attached} here. Make a plan on this machine."
+        )
     stacks = {
         s.name: StackPlan(fingerprint=s.fingerprint, stored=s.stored, outline=s.outline)
         for s in plan.stacks
@@ -30,14 +46,12 @@ def put_into_effect(plan: PlanRecord, step: Callable[..., Any]) -> Any:
             parts=tuple(plan.parts.items()),
         ),
         donate=plan.donate_argnums,
-        compiler_options=None if plan.compile_only else plan.compiler_options,
+        compiler_options=None if elsewhere else plan.compiler_options,
         arguments=plan.arguments,
     )
     # For `stowax.inspect`, which tells what of this is in the compiled program.
     jitted.stowax_plan = plan
-    return (
-        attach_options(jitted, plan.compiler_options) if plan.compile_only else jitted
-    )
+    return attach_options(jitted, plan.compiler_options) if elsewhere else jitted
 
 
 def why_it_does_not_fit(plan: PlanRecord) -> str:

@@ -137,9 +137,9 @@ def find(asked: Asked) -> list[FoundFor]:
     What cannot be planned runs as it is written: first without what repeats in marked
     functions, then without anything. The plan's notes say why.
     """
-    budgets = _in_bytes(asked)
     while True:
         try:
+            budgets = _in_bytes(asked)
             found = _find(asked, sorted(set(budgets)))
             by_budget = {one.found.search.budget: one for one in found}
             return [by_budget[budget] for budget in budgets]

@@ -96,7 +96,9 @@ def _arguments(asked: Asked) -> Iterator[str]:
 
 def _recorded(recording: Recording, *, named: bool) -> Iterator[str]:
     yield without_addresses(recording.outputs)
-    yield f"{recording.changed} {sorted(recording.donated or ())} {recording.names}"
+    told = recording.donated  # nothing said of it is not the same as none
+    yield f"{recording.changed} {recording.names}"
+    yield f"donated {None if told is None else sorted(told)}"
     yield f"{recording.left} {recording.bare}"
     for jaxpr in (recording.jaxpr, *(call.jaxpr for call in recording.calls)):
         yield from outline_with_places(jaxpr)

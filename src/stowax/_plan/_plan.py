@@ -13,7 +13,6 @@ import jax
 from .._calling._calling import take
 from .._calling._known import known
 from .._calling._objects import together
-from .._errors import PlanMismatchError
 from .._records._plan import PlanRecord, read_record, record_of
 from .._state._places import (
     attached_specs,
@@ -55,12 +54,6 @@ class Plan(PlanRecord):
         """
         if not self.fits:
             warnings.warn(why_it_does_not_fit(self), stacklevel=2)
-        attached = jax.devices()[0]
-        if not self.compile_only and attached.device_kind != self.device_kind:
-            raise PlanMismatchError(
-                f"plan: made for {self.target} ({self.device_kind}), and JAX runs on "
-                f"{attached.device_kind} here. Make a plan on this machine."
-            )
         if self.taken_apart:
             return Applied(step, lambda flat: put_into_effect(self, flat))
         return put_into_effect(self, known(step).bare or step)

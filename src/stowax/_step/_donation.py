@@ -3,8 +3,9 @@
 `jax.jit` donates an argument whole, so all of it has to come back. An array comes back
 if an output takes its place (`_roles`), or if the step returns an array of its type at
 the same place of its tree: a PRNG key, a counter, statistics of a `BatchNorm` in the
-state. State of which nothing is known but its type comes back if outputs of that type
-are left over.
+state. Other state beside such comes back if outputs of its type are left over. An
+argument of which nothing is known but types is the caller's: a learning rate has the
+type of the loss, weights to stay near have that of the gradients.
 """
 
 import collections

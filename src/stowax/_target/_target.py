@@ -121,6 +121,18 @@ def platform_of(name: str) -> str:
     return next((n.platform for n in _compile_only_names() if n.name == name), name)
 
 
+def is_here(name: str) -> bool:
+    """Whether JAX's devices are the chips of a target that can be planned for anywhere.
+
+    >>> from stowax._target._target import is_here
+    >>> is_here("v5p-8")  # on a laptop
+    False
+    """
+    attached = chip_of_kind(jax.devices()[0].device_kind)
+    named = next((n.chip for n in _compile_only_names() if n.name == name), None)
+    return named is not None and attached is not None and named.key == attached.key
+
+
 class TargetNames(tuple[TargetName, ...]):
     """The names that `stowax.targets()` gives, printed as `stowax targets` prints them.
 

@@ -12,7 +12,7 @@ LAYERS = (
         *("_mark", "_mlir"),
         *("_numpy_hooks", "_versions"),
     ),
-    ("report",),
+    ("integrations", "report"),
     # Two readers: of compiled programs, and of jaxprs.
     ("_hlo", "_jaxprs"),
     # The machine, and how long it takes.
@@ -37,7 +37,16 @@ LAYERS = (
 # solved and reported anywhere. A module of a package stands here for itself.
 WITHOUT_JAX = {
     *("_errors", "_files", "_record_json", "_units", "_watcher", "_where"),
-    *("_records", "_hardware", "report", "_hlo", "_hazards", "_planner", "_predict"),
+    *(
+        "_records",
+        "_hardware",
+        "integrations",
+        "report",
+        "_hlo",
+        "_hazards",
+        "_planner",
+        "_predict",
+    ),
     "_audit._allow",
     "_audit._find",
     "_audit._host_memory",

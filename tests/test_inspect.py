@@ -82,6 +82,17 @@ def test_layers_moved_to_the_hosts_processor():
     assert any(u.what == "HostExecute" for u in found.timeline.unpriced)
 
 
+def test_a_kernel_of_a_sparse_core_is_not_on_the_host():
+    spec = jax.ShapeDtypeStruct
+    step = jax.jit(lambda table, rows, more: table.at[rows].add(more))
+    args = spec((1536,), "float32"), spec((1024,), "int32"), spec((1024,), "float32")
+    found = machine("v5p-8").compile(step, *args)
+    assert 'async_execution_thread="sparsecore"' in found.as_text()
+    inspection = inspect(found)
+    assert "host-compute" not in kinds(inspection)
+    assert {interval.lane for interval in inspection.timeline.intervals} == {"compute"}
+
+
 def test_arithmetic_in_host_memory_on_a_gpu():
     found = inspect(compiled("arithmetic_in_host_memory", "h200"))
     (hazard,) = found.hazards

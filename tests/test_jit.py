@@ -330,6 +330,36 @@ def test_dataclasses_scalars_strings_and_none():
     assert planned.plan is not None
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Scale:
+    """Looks at what it is made of, and takes nothing but arrays."""
+
+    value: jax.Array
+    good: jax.Array
+
+    def __post_init__(self):
+        for leaf in (self.value, self.good):
+            if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+                raise TypeError(f"{type(leaf).__name__} is no array")
+
+
+def test_state_of_a_class_that_takes_arrays_alone():
+    def step(state, scale, x):
+        loss = lambda params: scale.value * loss_of(params, x)
+        loss, grads = jax.value_and_grad(loss)(state)
+        new = jax.tree.map(lambda p, g: p - g / scale.value / 10, state, grads)
+        return new, Scale(scale.value * 1.5, scale.good + 1), loss
+
+    start = weights(), Scale(jnp.float32(8.0), jnp.int32(0)), batch()
+    planned = jit(step, budget="60%")
+    expected, given = step(*start), planned(*start)
+    np.testing.assert_allclose(given[2], expected[2], rtol=1e-5)
+    assert moved(planned.plan) & {"recompute", "offload"}
+    assert planned.plan.place(*start[:2])[1].value == 8.0
+    assert planned.plan.specs(*start)[1].good.dtype == jnp.int32
+
+
 def test_an_argument_that_cannot_be_compared():
     class Odd:
         __hash__ = None

@@ -174,6 +174,21 @@ def test_equinox_modules():
     assert moved(ways[1].plan) & {"offload", "recompute"}
 
 
+def test_what_equinox_jits_is_inspected():
+    def step(layer, x):
+        loss_fn = lambda layer: jnp.mean(jax.vmap(layer)(x) ** 2)
+        loss, grads = eqx.filter_value_and_grad(loss_fn)(layer)
+        return eqx.apply_updates(layer, grads), loss
+
+    args = eqx.nn.Linear(WIDTH, WIDTH, key=jax.random.key(0)), batch()
+    plain = stowax.inspect(eqx.filter_jit(step), *args, target="v5p-8")
+    assert plain.memory.device.alias == 0
+    whole = eqx.filter_jit(step, donate="all")
+    with pytest.warns(UserWarning, match="donated buffers"):  # the batch is lost
+        donating = stowax.inspect(whole, *args, target="v5p-8")
+    assert donating.memory.device.alias >= WIDTH * WIDTH * 4
+
+
 def test_a_linen_train_state():
     class Net(nn.Module):
         @nn.compact
@@ -204,3 +219,38 @@ def test_a_linen_train_state():
         assert int(state.step) == 3
         found.append(losses)
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+
+
+class Tuned(nnx.Module):
+    """A frozen product and a low-rank one beside it."""
+
+    def __init__(self, rngs):
+        self.base = nnx.Linear(1024, 1024, use_bias=False, rngs=rngs)
+        self.down = nnx.LoRAParam(jax.random.normal(rngs.params(), (1024, 8)) * 0.1)
+        self.up = nnx.LoRAParam(jnp.zeros((8, 1024)))
+
+    def __call__(self, x):
+        return x + jnp.tanh(self.base(x) + x @ self.down[...] @ self.up[...])
+
+
+def test_the_frozen_part_of_an_nnx_model_leaves_the_device():
+    model = nnx.List([Tuned(nnx.Rngs(k)) for k in range(8)])
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.LoRAParam)
+
+    def step(model, optimizer, x):
+        def loss_fn(model):
+            return jnp.mean(functools.reduce(lambda x, block: block(x), model, x) ** 2)
+
+        wrt = nnx.DiffState(0, nnx.LoRAParam)
+        loss, grads = nnx.value_and_grad(loss_fn, argnums=wrt)(model)
+        optimizer.update(model, grads)
+        return loss
+
+    x, pin = jax.ShapeDtypeStruct((256, 1024), jnp.float32), {"*base*": "offload"}
+    args, target = (model, optimizer, x), "v5p-8"
+    jitted = nnx.jit(step, donate_argnums=(0, 1))
+    plain = stowax.inspect(jitted, *args, target=target).memory.device.total
+    plan = stowax.plan(step, *args, target=target, pin=pin, progress=False)
+    base = 8 * 1024 * 1024 * 4
+    assert plan.host_bytes == base
+    assert plan.device_bytes <= plain - base / 2  # what is in flight stays

@@ -183,3 +183,30 @@ def test_a_script_that_is_started_again(tmp_path):
     assert surveys(first)
     assert second == [first[0], first[-1]]  # traced, and run
     assert len(list((tmp_path / "stowax" / "plans").iterdir())) == 1
+
+
+def test_planning_that_is_interrupted_leaves_nothing_behind(tmp_path):
+    """Ctrl-C at a line of progress: the next call plans as if it were the first."""
+
+    def interrupts_at(word):
+        def say(line):
+            if word in line:
+                raise KeyboardInterrupt
+
+        return say
+
+    for word in ("tracing", "surveying", "compiled in"):
+        step = stowax.jit(
+            train_step,
+            budget="60%",
+            target="h200",
+            cache=tmp_path,
+            progress=interrupts_at(word),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            step(*arguments())
+        assert step.plan is None
+        assert not [*tmp_path.glob("plans/*")]
+    again = planned(tmp_path)
+    np.testing.assert_allclose(losses(again), losses(jax.jit(train_step)), rtol=1e-5)
+    assert len(plans_in(tmp_path)) == 1

@@ -241,3 +241,32 @@ def test_a_tpu_streams_only_what_fills_its_tiles(monkeypatch):
     with pytest.warns(UserWarning, match="it does not fit"):
         planned = found.apply(step_of("scan", optimizer))
     assert planned.lower(*found.place(*zeros(args)))
+
+
+def test_an_update_that_needs_no_gradient_waits_for_the_layers():
+    """By the gradients of the step before: nothing else holds it back.
+
+    Done first, it would write over parameters that the layers have yet to read, and
+    the compiler would copy them whole, in host memory.
+    """
+
+    def loss(weights, x):
+        layer = lambda x, w: (x + jnp.tanh(x @ w), None)
+        return jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
+
+    def step(state, x):
+        weights, last = state["weights"], state["gradients"]
+        value, gradients = jax.value_and_grad(stowax.stow(loss))(weights, x)
+        momentum = 0.9 * (weights - state["before"])
+        new = weights + momentum - 1e-3 * last / jnp.sqrt(jnp.sum(last**2))
+        return {"weights": new, "gradients": gradients, "before": weights}, value
+
+    stacked = jax.ShapeDtypeStruct((4, 1024, 1024), "float32")
+    state = dict.fromkeys(("weights", "gradients", "before"), stacked)
+    args = state, jax.ShapeDtypeStruct((256, 1024), "float32")
+    pin = {"parameter": "offload", "optimizer state": "offload"}
+    found = plan(step, *args, target="v5p-8", pin=pin, donate=True)
+    program = stowax.target("v5p-8").compile(found.apply(step), *found.specs(*args))
+    inspection = stowax.inspect(program)
+    assert inspection.memory.host.alias == inspection.memory.host.argument > 0
+    assert not [h for h in inspection.hazards if h.kind == "host-compute"]

@@ -4,6 +4,7 @@ Each shim says which versions it serves.
 """
 
 import contextlib
+import copy
 import importlib
 import os
 import pathlib
@@ -230,3 +231,22 @@ def lowering_over_stand_ins() -> Iterator[None]:
             yield
         finally:
             _mlir.ModuleContext.get_backend = checked
+
+
+def with_lenient_arguments(traced: Any) -> Any:
+    """`traced`, which can be lowered whatever classes its arguments are of.
+
+    JAX puts notes in the place of the arguments' leaves when it lowers, and a class of
+    the user's that takes arrays alone refuses those. Then the arguments are a flat
+    tuple (JAX 0.10 to 0.12).
+    """
+    tree = getattr(traced, "_in_tree", None)
+    if tree is None:  # a framework's own
+        return traced
+    try:
+        tree.unflatten([object()] * tree.num_leaves)
+        return traced
+    except Exception:
+        flat = copy.copy(traced)
+        flat._in_tree = jax.tree.structure((tuple(range(tree.num_leaves)), {}))
+        return flat

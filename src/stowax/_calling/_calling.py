@@ -20,7 +20,8 @@ from typing import Any
 import jax
 
 from .._errors import ArgumentError, StowaxError
-from ._known import Known
+from .._jax_jit import jit_info
+from ._known import Known, known
 from ._leaves import Static, computed, flatten, in_modules, is_whole
 from ._objects import is_object, merge, split, update
 
@@ -52,10 +53,9 @@ class Taken:
         return all(self.flags) and not self.by_keyword
 
     def put_back(self, args: Any, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """`args` with other arrays of the same types; objects are the caller's own."""
-        leaves, pieces = _leaves_of(
-            self.structure, self.flags, self.others, tuple(arrays)
-        )
+        """`args` with other arrays, flat; objects are the caller's own."""
+        mine = jax.tree.unflatten(jax.tree.structure(self.arrays), arrays)
+        leaves, pieces = _leaves_of(self.structure, self.flags, self.others, mine)
         objects = [leaf for leaf in flatten(tuple(args))[0] if is_object(leaf)]
         update(objects, pieces)
         whole = jax.tree.unflatten(self.structure, _with_objects(leaves, objects))
@@ -68,12 +68,18 @@ class Taken:
 
         Outside of the call the objects are the caller's own, updated.
         """
+        own, whole = self.together(arrays, inside=inside)
+        return own, tuple(a.value if isinstance(a, Static) else a for a in whole)
+
+    def together(
+        self, arrays: Sequence[Any], *, inside: bool
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The same with what is static as it was marked."""
         leaves, pieces = _leaves_of(
             self.structure, self.flags, self.others, tuple(arrays)
         )
         own = merge(self.definition, pieces, inside=inside)
-        whole = jax.tree.unflatten(self.structure, _with_objects(leaves, own))
-        return own, tuple(a.value if isinstance(a, Static) else a for a in whole)
+        return own, jax.tree.unflatten(self.structure, _with_objects(leaves, own))
 
 
 def take(args: Sequence[Any], kwargs: Mapping[str, Any], known: Known) -> Taken:
@@ -114,6 +120,20 @@ def flattened(
     if taken.plain and what.bare is not None:
         return taken, what.bare, what.bare
     return taken, None, Flat(what.function, taken)
+
+
+def as_jax_takes_it(
+    jitted: Callable[..., Any], args: Sequence[Any]
+) -> tuple[Any, tuple[Any, ...]]:
+    """A framework's jitted function as one of `jax.jit`, and the arrays it is given.
+
+    Inside of `_objects.together`. One of `jax.jit` is that already.
+    """
+    what = known(jitted)
+    if what.bare is not None or jit_info(jitted) is not None:
+        return jitted, tuple(args)
+    taken, _, flat = flattened(what, args, {})
+    return jax.jit(flat, donate_argnums=tuple(what.donated or ())), taken.arrays
 
 
 def _others(leaves: Sequence[Any], flags: Sequence[bool]) -> tuple[Any, ...]:
@@ -165,12 +185,10 @@ def _odd(taken: Taken) -> tuple[str, Any] | None:
     """The first argument that is neither an array nor at home in an object."""
     if taken.definition is not None or all(taken.flags):
         return None
-    _, whole = taken.put_together(taken.arrays, inside=True)
+    _, whole = taken.together(taken.arrays, inside=True)
     inside = in_modules(whole)
     following = iter(taken.others)
-    paths = jax.tree.leaves_with_path(
-        jax.tree.unflatten(taken.structure, range(len(taken.flags)))
-    )
+    paths = jax.tree.leaves_with_path(whole, is_leaf=is_whole)
     for k, flag in enumerate(taken.flags):
         other = None if flag else next(following)
         if not flag and k not in inside and not isinstance(other, Static):

@@ -140,8 +140,20 @@ def known(step: Callable[..., Any], options: Mapping[str, Any] | None = None) ->
         static = (static,) if isinstance(static, int) else static
         return dataclasses.replace(found, static=frozenset(static))
     if equinox is not None and type(step).__module__.startswith("equinox"):
-        return Known(function=step, jitted=True, numbers=False)
+        donated = _of_filter_jit(step)
+        return Known(function=step, jitted=True, donated=donated, numbers=False)
     return Known(function=step)
+
+
+def _of_filter_jit(step: Any) -> frozenset[int] | None:
+    """Positions that `eqx.filter_jit` donates; its default, none, says nothing."""
+    try:
+        count = len(inspect.signature(step).parameters)
+    except (TypeError, ValueError):
+        return None
+    first, rest = (getattr(step, f"donate_{n}", False) for n in ("first", "rest"))
+    found = {k for k in range(count) if (first if k == 0 else rest)}
+    return frozenset(found) or None
 
 
 def _of_jit(step: Any, info: Any) -> Known:

@@ -31,6 +31,10 @@ from ._loops import Element, body_and_condition, initial, invariant, trip_count
 from ._proto import Module
 from ._transfers import transfers_in
 
+HOST_THREAD = "host"
+"""The thread of the host's processor. Others are parts of the device: a TPU's
+SparseCores (`sparsecore`), a GPU's streams (`parallel`)."""
+
 _INSTEAD = (
     "Give the bytes of executable.hlo_modules()[0].as_serialized_hlo_module_proto()"
     " of a compiled program."
@@ -112,9 +116,10 @@ class Reader:
         if inner is None:
             return
         thread = item.async_execution_thread or inner.message.execution_thread
-        thread = seen.thread if thread in ("", "main") else thread
-        # What a device starts asynchronously is one copy or one collective: a leaf,
-        # like a fusion. What it starts on another thread is a program of its own.
+        thread = thread if thread == HOST_THREAD else seen.thread
+        # What a device starts asynchronously is one copy, one collective, or one
+        # kernel of a TPU's SparseCore: a leaf, like a fusion. What it starts on the
+        # host's thread is a program of its own.
         if item.opcode == "call" or thread != seen.thread or seen.thread:
             self.visit(inner, thread, executions, _nothing)
 

@@ -16,6 +16,9 @@ from typing import Any
 
 import jax
 
+from .._calling._calling import as_jax_takes_it
+from .._calling._known import known
+from .._calling._objects import together
 from .._errors import ArgumentError
 from .._files import check_writable, write_whole
 from .._hardware._hardware import CHIPS, chip_of_kind
@@ -97,8 +100,9 @@ def inspect(
 ) -> Inspection:
     """What a step does once it is compiled.
 
-    **Arguments:** `jitted_or_compiled` is what `jax.jit` returned, with `args` to
-    compile it for (pytrees of arrays or `jax.ShapeDtypeStruct`s); or something
+    **Arguments:** `jitted_or_compiled` is what `jax.jit` returned, or `nnx.jit` or
+    `eqx.filter_jit`, with `args` to compile it for (pytrees of arrays or
+    `jax.ShapeDtypeStruct`s, a framework's objects); or something
     compiled, without `args`: a `jax.stages.Compiled`, or what `Target.compile`
     returned. `target` is the machine to compile for (a name or a `Target`), by default
     the attached one; with something compiled it says whose figures to take.
@@ -157,15 +161,19 @@ def _compile(
             "Write stowax.inspect(lowered.compile()), or give the jitted function and "
             "its arguments.",
         )
-    if not hasattr(jitted, "trace"):
+    frameworks = callable(jitted) and known(jitted).jitted
+    if not hasattr(jitted, "trace") and not frameworks:
         raise ArgumentError(
             "jitted_or_compiled",
             type(jitted).__name__,
             "Write stowax.inspect(jax.jit(step), ...).",
         )
     machine = machine or target_of_name(None)
+    with together():
+        function, arrays = as_jax_takes_it(jitted, args)
+        lowered = _lowered(machine, function, arrays)
     # The CPU's compiler tells where arrays lie with its memory figures.
-    return machine, _lowered(machine, jitted, args).compile(
+    return machine, lowered.compile(
         getattr(jitted, "stowax_compiler_options", None),
         with_layout=machine.platform != "cpu",
     )

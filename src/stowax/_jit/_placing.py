@@ -24,8 +24,7 @@ class Placing:
         """The places of a plan with state in host memory; `None` of any other."""
         if all(a.memory_kind == "device" for a in plan.arguments):
             return None
-        trees = planned_kinds(plan.arguments, arrays)
-        kinds = jax.tree.structure(tuple(arrays)).flatten_up_to(trees)
+        kinds = planned_kinds(plan.arguments, arrays)
         donated = tuple(
             position in plan.donate_argnums
             for position, tree in enumerate(arrays)

@@ -47,6 +47,16 @@ class Call:
             self.known[key] = Program(inline(self.jaxpr, keep_checkpoint=keep))
         return self.known[key]
 
+    def handed_through(self) -> dict[int, int]:
+        """Outputs that are inputs as they came, and which: state of an NNX module."""
+        opened = _jax.open_jaxpr(self.jaxpr)
+        place = {variable: i for i, variable in enumerate(opened.invars)}
+        return {
+            k: place[v]
+            for k, v in enumerate(opened.outvars)
+            if isinstance(v, _jax.Var) and v in place
+        }
+
     def map_batch(self, run: Callable[["Call"], list[Any]]) -> list[Any]:
         """The outputs of this call for one example; `run` gets the whole batch."""
 

@@ -105,7 +105,6 @@ def _kinds(
     for args in ((out,), out if isinstance(out, tuple | list) else ()):
         arrays = take(tuple(args), {}, known(planned_kinds)).arrays
         kinds = planned_kinds(records, arrays)
-        flat_kinds = jax.tree.structure(arrays).flatten_up_to(kinds)
-        if len(flat_kinds) == count and any(flat_kinds):
-            return flat_kinds
+        if len(kinds) == count and any(kinds):
+            return kinds
     return found

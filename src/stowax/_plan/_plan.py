@@ -81,8 +81,12 @@ class Plan(PlanRecord):
         """
         kinds = planned_kinds(self.arguments, args)
         specs = attached_specs(args) or find_target(self.target).specs(*args)
-        placed = jax.tree.map_with_path(spec_in, tuple(specs), kinds)
-        return placed[0] if len(args) == 1 else tuple(placed)
+        leaves, structure = jax.tree.flatten_with_path(tuple(specs))
+        placed = jax.tree.unflatten(
+            structure,
+            [spec_in(path, s, k) for (path, s), k in zip(leaves, kinds, strict=True)],
+        )
+        return placed[0] if len(args) == 1 else placed
 
     def place(self, *args: Any) -> Any:
         """`args` with every array where the plan wants it.
@@ -107,9 +111,8 @@ class Plan(PlanRecord):
             kinds = planned_kinds(self.arguments, taken.arrays)
             check_alive(taken.arrays)
             mesh = mesh_of(taken.arrays)
-            placed = jax.tree.map(
-                lambda leaf, kind: put(leaf, kind, mesh), taken.arrays, kinds
-            )
+            leaves = jax.tree.leaves(taken.arrays)
+            placed = [put(a, kind, mesh) for a, kind in zip(leaves, kinds, strict=True)]
             placed = taken.put_back(args, placed)
         return placed[0] if len(args) == 1 else placed
 

@@ -93,7 +93,7 @@ def _state_reason(
     seconds = format_seconds(max(out, back))
     if decision == "keep":
         return f"its copies would take {seconds}"
-    if survey.state is not None and value.index in survey.state.read_only:
+    if not (value.update_in or value.update_out):
         return _read_only_reason(survey, value)
     for part in parts:
         if value.index in part.values:

@@ -39,8 +39,10 @@ class Kind:
     order: tuple[int, ...] | None = None
 
 
-def planned_kinds(records: Sequence[ArgumentRecord], args: Sequence[Any]) -> Any:
-    """The kind (`Kind`) of every array of `args`, as trees of the same structure.
+def planned_kinds(
+    records: Sequence[ArgumentRecord], args: Sequence[Any]
+) -> list[Kind | None]:
+    """The kind of every array of `args`, flat.
 
     An argument belongs to the first of the step's arguments that has its paths, shapes
     and dtypes and is not taken by an earlier one. What is none of them, and what stays
@@ -55,9 +57,9 @@ def planned_kinds(records: Sequence[ArgumentRecord], args: Sequence[Any]) -> Any
     planned: dict[str, list[ArgumentRecord]] = {}
     for record in records:
         planned.setdefault(_argument(record.path), []).append(record)
-    kinds = []
+    kinds: list[Kind | None] = []
     for number, tree in enumerate(args):
-        leaves, structure = jax.tree.flatten_with_path(tree)
+        leaves = jax.tree.leaves_with_path(tree)
         signature = [(_below(path), *_type(leaf)) for path, leaf in leaves]
         # Its own place first: then the order of the step's arguments decides.
         names = sorted(planned, key=lambda name: name != f"args[{number}]")
@@ -65,9 +67,8 @@ def planned_kinds(records: Sequence[ArgumentRecord], args: Sequence[Any]) -> Any
         own = planned.pop(found) if found else []
         if not found:
             _check_not_another_shape(planned, number, signature)
-        mine = [_kind(r, hosted) for r in own] or [None] * len(leaves)
-        kinds.append(jax.tree.unflatten(structure, mine))
-    return tuple(kinds)
+        kinds += [_kind(r, hosted) for r in own] or [None] * len(leaves)
+    return kinds
 
 
 def attached_specs(args: Sequence[Any]) -> Any:

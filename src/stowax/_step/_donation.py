@@ -24,7 +24,7 @@ Kind = tuple[tuple[int, ...], str]
 def find_donated(
     arguments: Sequence[Any],
     jaxpr: Any,
-    outputs: Any,
+    paths: Sequence[Any],
     updates: Mapping[int, int],
     told: Collection[int] | None = None,
 ) -> tuple[tuple[int, ...], dict[int, str]]:
@@ -33,15 +33,15 @@ def find_donated(
     They are those that the step is `told` to donate, if anything is said of that; else
     those that come back whole.
 
-    **Arguments:** `arguments` are the step's, flat (`_trace.Argument`), `outputs` is
-    the tree of its results, `updates` has the outputs that take an argument's place. A
+    **Arguments:** `arguments` are the step's, flat (`_trace.Argument`), `paths` are
+    those of its results, `updates` has the outputs that take an argument's place. A
     parameter without one does not come back: of its gradient, which has its type, a
     caller still needs it.
 
     **Returns:** the positions, and for arguments with state that do not come back whole
     what of them is lost.
     """
-    free = _Free(jaxpr, outputs, updates)
+    free = _Free(jaxpr, paths, updates)
     donated: list[int] = []
     lost: dict[int, str] = {}
     for position in sorted({a.position for a in arguments}):
@@ -64,12 +64,11 @@ def find_donated(
 class _Free:
     """Outputs that take nobody's place yet."""
 
-    def __init__(self, jaxpr: Any, outputs: Any, updates: Mapping[int, int]):
+    def __init__(self, jaxpr: Any, paths: Sequence[Any], updates: Mapping[int, int]):
         taken = {*updates.values()}
         avals = [v.aval for v in _jax.open_jaxpr(jaxpr).outvars]
-        numbers = jax.tree.unflatten(outputs, range(outputs.num_leaves))
         self.places: dict[str, Kind] = {}
-        for path, k in jax.tree.leaves_with_path(numbers):
+        for k, path in enumerate(paths):
             if k not in taken:
                 for depth in (0, 1):  # the results may be one tree, or several
                     place = jax.tree_util.keystr(tuple(path[depth:]))

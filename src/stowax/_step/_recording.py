@@ -51,7 +51,7 @@ from ._roles import observe
 class Recording:
     """A step's one trace; `calls` are its marked calls in the order of the trace.
 
-    `outputs` is the tree of the step's results. `left`
+    `outputs` is the tree of the step's results, `paths` are those of its leaves. `left`
     says why marked functions run as they are written, if they do; then `calls` is
     empty. Of a `bare` recording nothing is planned at all. `names` are those of all
     marked functions that were called. `changed` are the arguments, by flat position,
@@ -63,6 +63,7 @@ class Recording:
     jaxpr: Any
     calls: tuple[Call, ...]
     outputs: Any
+    paths: tuple[tuple[Any, ...], ...]
     names: tuple[str, ...]
     changed: Sequence[int]
     left: tuple[str, ...] = ()
@@ -111,9 +112,10 @@ def record_step(
         before = dict(jax.tree.leaves_with_path(args))
         with handling(recorder, unmarked=unmarked) as seen["marks"]:
             out = step(*args)
-        results, seen["outputs"] = jax.tree.flatten(out)
+        found, seen["outputs"] = jax.tree.flatten_with_path(out)
+        seen["paths"], results = zip(*found, strict=True) if found else ((), ())
         seen["changed"] = _changed(args, before, results)
-        return results
+        return list(results)
 
     specs = [_spec(leaf) for leaf in leaves]
     jaxpr = _jax.retype(lambda: jax.jit(flat).trace(*specs).jaxpr)()
@@ -124,6 +126,7 @@ def record_step(
         jaxpr=jaxpr,
         calls=tuple(recorder.calls),
         outputs=seen["outputs"],
+        paths=seen["paths"],
         names=tuple(dict.fromkeys(recorder.names)),
         changed=seen["changed"],
     )

@@ -91,8 +91,11 @@ class Replay:
         if any(isinstance(v, _PullBack) for v in values):
             raise Unplannable(APART)
         call = self.calls[params["number"]]
+        # The step's own arrays again: who updates them sees what becomes of which.
+        same = {k: values[i] for k, i in call.handed_through().items()}
         if name == PLAIN:
-            return self.rewriter.run(dataclasses.replace(call, inputs=tuple(values)))
+            out = self.rewriter.run(dataclasses.replace(call, inputs=tuple(values)))
+            return [same.get(k, value) for k, value in enumerate(out)]
         active, floats = (
             params["active"],
             [k for k, aval in enumerate(params["results"][:-1]) if is_float(aval)],
@@ -107,8 +110,8 @@ class Replay:
 
         chosen = [values[i] for i in active]
         made, pull, out = jax.vjp(differentiated, *chosen, has_aux=True)
-        for k, value in zip(floats, made, strict=True):
-            out[k] = value
+        made = dict(zip(floats, made, strict=True))
+        out = [*(dict(enumerate(out)) | made | same).values()]
         return [*out, _PullBack(out, floats, pull)]
 
 

@@ -191,14 +191,14 @@ def _read(
         lambda *values: recording.replay(rewriter, values),
         *[spec_of(v.aval) for v in _jax.open_jaxpr(recording.jaxpr).invars],
     )
-    found_roles = find_roles(jaxpr, _places(leaves, recording.outputs), boundary)
+    found_roles = find_roles(jaxpr, _places(leaves, recording.paths), boundary)
     arguments = tuple(
         Argument(path=_path(path), position=path[0].idx, spec=spec, role=role)
         for (path, _), spec, role in zip(leaves, specs, found_roles.roles, strict=True)
     )
     check_traced(jaxpr, recording, arguments, found_roles)
     donated, lost = find_donated(
-        arguments, jaxpr, recording.outputs, found_roles.updates, recording.donated
+        arguments, jaxpr, recording.paths, found_roles.updates, recording.donated
     )
     return Step(
         name=recording.name,
@@ -218,11 +218,10 @@ def _read(
     )
 
 
-def _places(leaves: Sequence[Any], outputs: Any) -> Places:
-    numbered = jax.tree.unflatten(outputs, range(outputs.num_leaves))
+def _places(leaves: Sequence[Any], results: Sequence[Any]) -> Places:
     return Places(
         arguments=tuple(tuple(path) for path, _ in leaves),
-        results=tuple(tuple(path) for path, _ in jax.tree.leaves_with_path(numbered)),
+        results=tuple(tuple(path) for path in results),
     )
 
 

@@ -233,6 +233,7 @@ def _lowered(traced: Any, target_name: str, stand_in: bool) -> Any:
 
     **Raises:** `CompileError` for an operation that JAX cannot lower there.
     """
+    traced = _jax_targets.with_lenient_arguments(traced)
     try:
         if not stand_in:
             return traced.lower()

@@ -75,12 +75,9 @@ def in_order(
         waiting[item] = {maker[i] for i in read if i in maker} - {item}
     for k, found in readers_before(groups).items():
         waiting[-1 - k].update(-1 - j for j in found)
-    for position, numbers in feeds.served.items():
-        for flat in numbers:
-            fed = program.nodes[position].inputs[flat]
-            leaf, _ = feeds.chains[-1 if fed is None else fed]
-            if leaf in writer and position in waiting:
-                waiting[writer[leaf]].add(position)
+    for leaf, positions in _layers_reading(program, feeds).items():
+        if leaf in writer:
+            waiting[writer[leaf]].update(p for p in positions if p in waiting)
 
     def rank(item: int) -> tuple[int, int, int]:
         if item >= 0:
@@ -91,6 +88,34 @@ def in_order(
 
     order = _sorted(waiting, {item: rank(item) for item in waiting})
     return [item if item >= 0 else groups[-1 - item] for item in order]
+
+
+def unawaited_readers(program: Program, group: Group, feeds: Feeds) -> list[int]:
+    """Loops of layers that read what `group` writes over, and give it nothing.
+
+    By what it computes with, it could run before them.
+    """
+    reading = _layers_reading(program, feeds)
+    readers = {p for _, leaf in group.writes for p in reading.get(leaf, ())}
+    seen, walk = set[int](), [n for n in group.needs if n in program.maker]
+    while readers and walk:
+        maker = program.maker[walk.pop()]
+        if maker not in seen:
+            seen.add(maker)
+            inputs = program.nodes[maker].inputs
+            walk += [n for n in inputs if n in program.maker]
+    return sorted(readers - seen)
+
+
+def _layers_reading(program: Program, feeds: Feeds) -> dict[int, set[int]]:
+    """For each leaf that loops of layers are fed from, the positions of those loops."""
+    found: dict[int, set[int]] = {}
+    for position, numbers in feeds.served.items():
+        for flat in numbers:
+            fed = program.nodes[position].inputs[flat]
+            leaf, _ = feeds.chains[-1 if fed is None else fed]
+            found.setdefault(leaf, set()).add(position)
+    return found
 
 
 def _sorted(

@@ -37,6 +37,7 @@ from .._layers._host_slots import empty_array, to_device, to_host
 from ._fed import operands, run_fed
 from ._feed import HostValue
 from ._host import run_on_host, runs_on_host
+from ._order import unawaited_readers
 from ._pieces import (
     as_typed,
     block_of,
@@ -95,12 +96,17 @@ def run_streamed(
         del env[leaf]
     signs: list[Any] = []  # when these are there, the loops before are done
     latest: list[Any] = []  # a number that no compiler knows, for the first loop
+    passed: dict[int, Any] = {}  # a number that layers' loops make, by their position
     for item in streamed.schedule:
         if isinstance(item, Group) and runs_on_host(item, on_host):
             signs = run_on_host(program, item, env, host, signs or latest)
             continue
         if isinstance(item, Group):
-            begin = (signs or latest, bool(signs))
+            # An update may need nothing of this step's layers. Were it done before they
+            # have read what it writes over, the compiler would copy that whole.
+            readers = unawaited_readers(program, item, streamed.feeds)
+            old = [passed[reader] for reader in readers if reader in passed]
+            begin = [*(signs or latest), *old], bool(signs)
             run = functools.partial(_run_group, program, item, in_turn=in_turn)
             results, signs = in_plain_types(run, program, item, env, host, begin)
             env.update(results)
@@ -109,6 +115,7 @@ def run_streamed(
         if item in streamed.feeds.served:
             how = in_turn, lean, late
             out = run_fed(streamed, item, args, env, boundary or {}, how)
+            passed.update([(item, v) for v in out if _can_wait_for(v)][:1])
         else:
             out = bind(node.equation, operands(node, env))
         env.update(zip(node.outputs, out, strict=True))
@@ -198,16 +205,16 @@ class _Loop:
             else self.sliced[place]
             for number, place in group.gives
         }
-        waiting = {}
+        waiting, piece = {}, group.cut.piece
+        # Written over by the next iteration; there when the loop may begin.
+        (blank,) = _after([0], signs if self.first is None else ())
         for leaf in self.makes:
             if leaf == self.first:
                 # Its first block goes back as it came, before it is read.
-                at = _after([0] * len(group.cut.piece), signs)
+                at = _after([0] * len(piece), signs)
                 waiting[leaf] = self._fetch(buffers[leaf], leaf, at)
             else:
-                # Written over by the next iteration.
-                waiting[leaf] = jnp.zeros(group.cut.piece, avals[leaf].dtype)
-        piece = group.cut.piece
+                waiting[leaf] = jnp.full(piece, blank, avals[leaf].dtype)
         totals = {n: first_total(self.program, n, piece) for n in group.totals}
         return buffers, results, waiting, totals, jnp.int32(0)
 

@@ -102,9 +102,7 @@ def run_steps(
     where the planned step ends in any other error.
     """
     flat = jax.tree.leaves(tuple(args))
-    kinds = jax.tree.leaves(
-        planned_kinds(version.records, args), is_leaf=lambda kind: kind is None
-    )
+    kinds = planned_kinds(version.records, args)
     place = contextlib.nullcontext()
     if version.device is not None:
         place = jax.default_device(version.device)

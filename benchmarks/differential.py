@@ -205,6 +205,30 @@ def campaign(
     return records
 
 
+class _Kept:
+    """Records in a file, from one run to the next; without a file nothing is kept."""
+
+    def __init__(self, path: pathlib.Path | None):
+        lines = path.read_text().splitlines() if path and path.exists() else []
+        self.known: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.seeds = {record["seed"] for record in self.known}
+        self._file = path.open("a") if path else None
+
+    def added(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """All that is known, the last of `records` written down."""
+        if self._file is not None:
+            self._file.write(json.dumps(records[-1]) + "\n")
+            self._file.flush()
+        return self.known + records
+
+    def __enter__(self) -> "_Kept":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 def show(seed: int, targets: str, budgets: int, shrink: bool) -> int:
     """One program in words and what came of it; 1 for a fault."""
     from tests.differential.judge import FAULTS, judge
@@ -231,6 +255,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=pathlib.Path, default=RESULT)
+    parser.add_argument(
+        "--keep",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="records of every program, a line each; what is there counts, and is "
+        "not run again",
+    )
     parser.add_argument("--only", type=int, help="this seed alone, in words")
     parser.add_argument("--shrink", action="store_true", help="with --only")
     parser.add_argument(
@@ -278,7 +309,15 @@ def main(arguments: list[str] | None = None) -> int:
         from tests.differential.programs import one_by_one
 
         seeds = range(-1, -1 - len(one_by_one()), -1)
-    records = campaign(seeds, asked.minutes, asked.processes, more, say)
+    with _Kept(asked.keep) as kept:
+        records = campaign(
+            [seed for seed in seeds if seed not in kept.seeds],
+            asked.minutes,
+            asked.processes,
+            more,
+            lambda records: say(kept.added(records)),
+        )
+        records = kept.known + records
     write(records)
     print(differential_table.one_line(records))
     return int(differential_table.has_faults(records))

@@ -1,5 +1,6 @@
 """The campaign around the instrument: its table, and processes that die."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -70,3 +71,25 @@ def test_a_process_that_dies_is_a_failure_with_its_seed(monkeypatch):
     assert verdict["kind"] == "the process ended with 1"
     assert "ZeroDivisionError" in verdict["message"]
     worker.close()
+
+
+def test_records_are_kept_from_one_run_to_the_next(monkeypatch, tmp_path):
+    class StandIn:
+        def __init__(self, *_):
+            pass
+
+        def judge(self, seed):
+            verdict = {"outcome": "planned", "kind": "", "message": "", "moved": []}
+            return {"seed": seed, "features": ["one"], "verdicts": [verdict]}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(differential, "_Worker", StandIn)
+    keep, out = tmp_path / "records.jsonl", tmp_path / "table.md"
+    for programs in (3, 5):
+        arguments = ["--programs", str(programs), "--keep", str(keep)]
+        assert differential.main([*arguments, "--out", str(out)]) == 0
+    seeds = [json.loads(line)["seed"] for line in keep.read_text().splitlines()]
+    assert sorted(seeds) == [0, 1, 2, 3, 4]
+    assert "5 random programs under 5 plans" in out.read_text()

@@ -1,4 +1,4 @@
-"""What `import stowax` may load: not the frameworks, not the solver, no JAX backend.
+"""What `import stowax` may load: no JAX, not the frameworks, not the solver.
 
 A training script pays for an import on every host, and a backend that starts early
 takes the user's chance to configure it. Each check runs in a process of its own, and
@@ -24,6 +24,7 @@ HEAVY = (
     "flax",
     "google.protobuf",
     "highspy",
+    "jax",
     "matplotlib",
     "optax",
     "orbax",
@@ -62,6 +63,20 @@ def test_import_is_light_and_starts_no_backend():
     assert not backend
 
 
+def test_the_command_starts_without_jax_and_without_noise():
+    """A JAX with CUDA's plugin logs warnings as soon as it is imported."""
+    code = (
+        "import sys; from stowax._cli._cli import main\n"
+        "try: main(['plan', '--help'])\n"
+        "except SystemExit: print('jax' in sys.modules)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    run = [sys.executable, "-c", code]
+    result = subprocess.run(run, env=environment, capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "False"
+    assert result.stderr == ""
+
+
 @pytest.mark.parametrize("heavy", ["optax", "google.protobuf"])
 def test_planted_import_is_caught(tmp_path, heavy):
     package = tmp_path / "planted"
@@ -79,4 +94,4 @@ def test_planted_backend_is_caught(tmp_path):
         jax.devices()
     """
     (tmp_path / "planted.py").write_text(textwrap.dedent(code))
-    assert probe("planted", tmp_path) == ([], True)
+    assert probe("planted", tmp_path) == (["jax"], True)

@@ -148,6 +148,24 @@ def test_jit_in_a_block_is_jit():
     assert session.plans == {}
 
 
+def test_what_wraps_a_jitted_function_is_another_function():
+    def twice(function):
+        @functools.wraps(function)
+        def doubled(x):
+            return 2 * function(x)
+
+        return doubled
+
+    x = jnp.arange(3.0)
+    with stowax.planning(budget="1GiB", progress=False):
+        cubes = jax.jit(lambda x: jnp.sum(x**3))
+        np.testing.assert_allclose(jax.jit(jax.grad(cubes))(x), 3 * x**2)
+        np.testing.assert_allclose(jax.jit(twice(cubes))(x), 18.0)
+        value, gradient = jax.jit(jax.value_and_grad(twice(cubes)))(x)
+        np.testing.assert_allclose(value, 18.0)
+        np.testing.assert_allclose(gradient, 6 * x**2)
+
+
 def test_a_step_that_is_first_called_to_evaluate():
     """It differentiates only under another static value, and is planned then."""
     calls = []

@@ -1,17 +1,17 @@
 """stowax: a stowage plan for the arrays of a JAX training step.
 
 In pipeline order: mark the differentiated function, name the machine, plan, look.
-What plans and looks is loaded when it is first asked for: a training script that only
-marks its loss pays for nothing else.
+Everything is loaded when it is first asked for, JAX too: a training script that only
+marks its loss pays for nothing else, and `stowax --help` for nothing at all.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._mark import stow as stow
 from ._errors import StowaxError as StowaxError
 
 if TYPE_CHECKING:
+    from ._mark import stow as stow
     from ._target._target import target as target
     from ._target._target import targets as targets
     from ._calibrate._calibrate import calibrate as calibrate
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ._feeding._strict import strict as strict
 
 _LATER = {
+    "stow": "_mark",
     "target": "_target._target",
     "targets": "_target._target",
     "calibrate": "_calibrate._calibrate",
@@ -60,4 +61,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(["StowaxError", "stow", *_LATER])
+    return sorted(["StowaxError", *_LATER])

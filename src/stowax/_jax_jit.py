@@ -6,11 +6,18 @@ Served: JAX 0.10 to 0.12.
 from typing import Any
 
 from jax._src.named_sharding import UnspecifiedValue as _Unspecified
+from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
+
+_Jitted = _jaxlib.PjitFunction
 
 
 def jit_info(function: Any) -> Any:
-    """What a function of `jax.jit` was told; `None` of any other."""
-    return getattr(function, "_jit_info", None)
+    """What a function of `jax.jit` was told; `None` of any other.
+
+    What wraps one (`jax.grad`, a decorator of the user's) has its attributes, too, and
+    is another function: only the type tells (JAX 0.10 to 0.12).
+    """
+    return function._jit_info if isinstance(function, _Jitted) else None
 
 
 def has_shardings(info: Any) -> bool:

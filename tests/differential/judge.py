@@ -219,7 +219,10 @@ def judge_all(program, wishes, front=None, decisions=0):
     verdicts = []
     with warnings.catch_warnings(record=True) as warned, surroundings(program), quiet:
         warnings.simplefilter("always")
-        plain = plain_run(program)
+        try:
+            plain = plain_run(program)
+        except Exception as error:  # JAX cannot even make the state (adafactor's)
+            return [failed("build", error, error)]
         told = {str(w.message) for w in warned}
         for verdict in _verdicts(plain, wishes, front or Front(), decisions):
             new = {str(w.message).split("\n")[0] for w in warned} - told

@@ -218,3 +218,10 @@ def test_programs_with_one_unusual_part_are_numbered():
     assert len(set(made)) == len(made)
     assert all(program == settled(program) for program, _ in made)
     assert {program.form for program, _ in made} == set(FORMS)
+
+
+def test_a_state_that_jax_cannot_make_is_no_fault_of_the_plan():
+    """`optax.adafactor` makes arrays of a mesh outside of it."""
+    program = Program(mesh="explicit", optimizer="optax adafactor")
+    (verdict,) = judge_all(program, Wishes())
+    assert verdict.outcome == "same error"

@@ -21,7 +21,7 @@ import jax
 
 from .._errors import ArgumentError, StowaxError
 from .._jax_jit import jit_info
-from ._known import Known, known
+from ._known import Known, KnownStep, known
 from ._leaves import Static, computed, flatten, in_modules, is_whole
 from ._objects import is_object, merge, split, update
 
@@ -123,15 +123,17 @@ def flattened(
 
 
 def as_jax_takes_it(
-    jitted: Callable[..., Any], args: Sequence[Any]
+    step: Callable[..., Any], args: Sequence[Any]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """A framework's jitted function as one of `jax.jit`, and the arrays it is given.
+    """`step` as a function of `jax.jit`, and the arrays it is given.
 
-    Inside of `_objects.together`. One of `jax.jit` is that already.
+    Inside of `_objects.together`. What `jax.jit` made is that already, and so is a
+    planned step; what a framework's `jit` made is not, with the objects it takes.
     """
-    what = known(jitted)
-    if what.bare is not None or jit_info(jitted) is not None:
-        return jitted, tuple(args)
+    what = known(step)
+    is_planned = isinstance(step, KnownStep) or not what.jitted
+    if jit_info(step) is not None or (hasattr(step, "trace") and is_planned):
+        return step, tuple(args)
     taken, _, flat = flattened(what, args, {})
     return jax.jit(flat, donate_argnums=tuple(what.donated or ())), taken.arrays
 

@@ -112,6 +112,16 @@ class Known:
         return bound.args, bound.kwargs
 
 
+class KnownStep:
+    """A step that is called like a function and says of itself how (`stowax.jit`'s).
+
+    A class, not an attribute: `functools.wraps` copies attributes onto functions that
+    do something else.
+    """
+
+    known: Known
+
+
 def known(step: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Known:
     """What is known of how `step` is called.
 
@@ -125,8 +135,8 @@ def known(step: Callable[..., Any], options: Mapping[str, Any] | None = None) ->
             f"{step!r}, which cannot be called",
             "Pass the training step itself.",
         )
-    if isinstance(own := getattr(step, "known", None), Known):
-        return own  # a step of `stowax.jit`
+    if isinstance(step, KnownStep):
+        return step.known
     if options:
         info = _jax_jit.jit_info(step)
         step = jax.jit(step if info is None else step.__wrapped__, **options)
@@ -134,7 +144,8 @@ def known(step: Callable[..., Any], options: Mapping[str, Any] | None = None) ->
         return _of_jit(step, info)
     nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     inner = _jax_jit.jit_info(getattr(step, "jitted_fn", None))
-    if nnx is not None and inner is not None:
+    flax = type(step).__module__.startswith("flax.")
+    if nnx is not None and flax and inner is not None:
         found = _of_jit(step, inner)
         static = getattr(step, "static_argnums", None) or ()
         static = (static,) if isinstance(static, int) else static

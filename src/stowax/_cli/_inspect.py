@@ -203,9 +203,10 @@ def _inspected(
     where: str, made: Any, plan_path: str | None, target: str | None
 ) -> tuple[Any, Any, Any]:
     """The inspection of the user's step, what was jitted, and the user's arguments."""
-    import jax
-
     import stowax
+
+    from .._calling._calling import as_jax_takes_it
+    from .._calling._objects import together
 
     step, args = load_step(where)
     real = args
@@ -222,7 +223,9 @@ def _inspected(
         args = args if isinstance(args, tuple) else (args,)
         target = target or made.target
     else:
-        jitted = step if hasattr(step, "trace") else jax.jit(step)
+        with together():
+            jitted, args = as_jax_takes_it(step, args)
+            return stowax.inspect(jitted, *args, target=target), jitted, args
     return stowax.inspect(jitted, *args, target=target), jitted, real
 
 

@@ -19,7 +19,7 @@ import jax
 
 from .. import _jax
 from .._calling._calling import Taken, explaining, flattened
-from .._calling._known import Known
+from .._calling._known import Known, KnownStep
 from .._calling._objects import together
 from .._errors import (
     ArgumentError,
@@ -112,7 +112,7 @@ class _Ready:
         return (specs,) if len(taken.arrays) == 1 else specs
 
 
-class Planned:
+class Planned(KnownStep):
     """A step under a plan, called as `jax.jit`'s function would be.
 
     `plan` is that of the last kind of arguments that has one: `None` before the first

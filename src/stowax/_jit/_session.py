@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from .. import _jax
-from .._calling._known import known
+from .._calling._known import Known, KnownStep, known
 from .._errors import ArgumentError, MisfitError, StepError
 from .._mark import current, noticing
 from .._plan._plan import Plan
@@ -67,18 +67,26 @@ class Session:
         return any(step.planned and step.planned.hosts for step in self._steps)
 
 
-class _Step:
+class _Step(KnownStep):
     """A jitted function that is planned if it turns out to differentiate.
 
     It belongs to the block under way, or, after it, to the one that planned it.
     """
 
     def __init__(self, jit: Callable[..., Any], fun: Any):
-        self._original: Any = jit(_watched(fun, self))
-        functools.update_wrapper(self, self._original)
+        original = jit(_watched(fun, self))
+        # First: `fun` may have attributes of the step that it wraps (`jax.grad` copies
+        # them), and those are not this one's.
+        functools.update_wrapper(self, original)
+        self._original: Any = original
         self._session: Session | None = None
         self._left = False
         self.planned: Planned | None = None
+
+    @property
+    def known(self) -> Known:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What is known of the function that `jax.jit` made."""
+        return known(self._original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function that `jax.jit` made."""
@@ -128,9 +136,7 @@ class _Step:
                 with noticing():
                     return session, plainly()
             except _DifferentiatesError:
-                self.planned = Planned(
-                    known(self._original), session.wishes, session.given
-                )
+                self.planned = Planned(self.known, session.wishes, session.given)
             finally:
                 _deciding.reset(token)
         return session, None

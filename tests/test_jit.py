@@ -203,36 +203,6 @@ def test_jitted_steps_are_planned(around):
     np.testing.assert_allclose(got[2], train_step(*arguments())[2], rtol=1e-5)
 
 
-def twice(function):
-    @functools.wraps(function)
-    def doubled(*args):
-        return jax.tree.map(lambda value: 2 * value, function(*args))
-
-    return doubled
-
-
-WRAPPERS = (jax.grad, jax.value_and_grad, jax.vmap, jax.checkpoint, twice)
-
-
-@pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda wrap: wrap.__name__)
-def test_what_wraps_a_jitted_function_is_another_function(wrap):
-    """`functools.wraps`, and so `jax.grad`, copies the attributes of what it wraps."""
-
-    def cubes(x):
-        return jnp.sum(x**3)
-
-    x = jnp.arange(6.0).reshape(2, 3)
-    expected = wrap(cubes)(x)
-    for inner in (jax.jit(cubes), jit(cubes, budget="1GiB"), jax.jit(jax.jit(cubes))):
-        ways = (
-            jit(wrap(inner), budget="1GiB"),
-            jit(jax.jit(wrap(inner)), budget="1GiB"),
-            jax.jit(wrap(jit(inner, budget="1GiB"))),
-        )
-        for way in ways:
-            jax.tree.map(np.testing.assert_allclose, way(x), expected)
-
-
 def test_other_types_are_planned_anew(capsys):
     step = stowax.jit(train_step)
     first, second = batch(), batch(rows=128)

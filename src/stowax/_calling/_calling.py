@@ -14,6 +14,7 @@ arrays is returned at the place of the argument: a plan pairs them so.
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -203,6 +204,11 @@ def _path(path: Sequence[Any]) -> str:
     return f"args[{first.idx}]{jax.tree_util.keystr(tuple(rest))}"
 
 
+_BY_POSITION = inspect.Signature(
+    [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
+)
+
+
 class Flat:
     """A step that is given the arrays of `Taken` and returns arrays.
 
@@ -214,6 +220,8 @@ class Flat:
         self.__name__ = getattr(step, "__name__", type(step).__name__)
         self.__qualname__ = getattr(step, "__qualname__", self.__name__)
         self.__wrapped__ = step
+        if taken.by_keyword:  # `jax.jit` asks how many arguments have a position
+            self.__signature__ = _BY_POSITION
         self._results: dict[str, Any] = {}
 
     def __call__(self, *arrays: Any) -> Any:

@@ -54,7 +54,7 @@ class Known:
         """The same with what `jax.jit` would be told of the step."""
         static, named = self._places(static_argnums, static_argnames)
         given, by_name = self._places(donate_argnums, donate_argnames)
-        del by_name  # donated by a name alone: a plan decides on those, too
+        del by_name  # an argument that only has a name is not donated
         silent = donate_argnums is None and donate_argnames is None
         return dataclasses.replace(
             self,
@@ -70,9 +70,11 @@ class Known:
         numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
         names = (names,) if isinstance(names, str) else tuple(names or ())
         try:
-            parameters = list(inspect.signature(self.function).parameters)
+            found = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError):
-            parameters = []
+            found = ()
+        only_named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        parameters = [p.name for p in found if p.kind not in only_named]
         places = {n % len(parameters) if n < 0 else n for n in numbers}
         places |= {parameters.index(name) for name in names if name in parameters}
         known_by = {parameters[n] for n in places if n < len(parameters)}

@@ -137,9 +137,10 @@ class Planned(KnownStep):
         **Raises:** what `stowax.plan` raises, and the step itself; `MisfitError`.
         """
         # Under other settings of JAX's the same arguments are another program.
-        if self._fast is not None and self._context == _jax.trace_context():
+        fast = None if kwargs else self._fast  # which knows no names
+        if fast is not None and self._context == _jax.trace_context():
             try:
-                return self._fast(*args, **kwargs)
+                return fast(*args)
             except PlanMismatchError:
                 pass  # of another kind, or not yet where the plan wants them
             except (RuntimeError, ValueError) as error:

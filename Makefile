@@ -1,6 +1,6 @@
 # Everything a fresh machine needs is python3 (3.11 or newer) and make:
 #   make demo    train a small GPT under a plan, then plan for a TPU and a GPU
-#   make test    run the tests
+#   make test    run the tests (make test-all: the slow ones, too)
 # Each sets up .venv in this folder first. Another Python: make test PYTHON=python3.12
 
 PYTHON ?= python3
@@ -19,16 +19,19 @@ EXTRAS := .[tpu,cuda,demo,report]
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test lint format types clean
+.PHONY: help demo test test-all lint format types clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^$$/p'
-	@echo "  make lint | format | types | clean"
+	@echo "  make test-all | lint | format | types | clean"
 
 demo: $(VENV)/.ready-demo
 	@$(BIN)/python -m stowax demo
 
 test: $(VENV)/.ready-test
+	@$(BIN)/python -m pytest $(PYTEST_PROCESSES) -m "not slow" $(PYTEST_FLAGS)
+
+test-all: $(VENV)/.ready-test
 	@$(BIN)/python -m pytest $(PYTEST_PROCESSES) $(PYTEST_FLAGS)
 
 lint: $(VENV)/.ready-lint

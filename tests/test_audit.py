@@ -59,6 +59,7 @@ def audited(function):
     return audit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_planted_fault_is_found_at_its_line_and_its_twin_is_clean(name):
     planted, clean = LOOPS[name]

@@ -54,6 +54,7 @@ def test_it_is_json_and_back():
     assert fields < set(data["findings"][0])
 
 
+@pytest.mark.slow
 def test_what_is_meant_so_is_allowed():
     def loop(allow=()):
         with stowax.audit(allow=allow) as audit:
@@ -212,6 +213,7 @@ def _donates(uses):
     return audit.findings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "uses",
     [

@@ -8,8 +8,6 @@ import pytest
 import stowax
 from stowax._audit import _memory, _pace
 
-pytestmark = pytest.mark.once
-
 W = jnp.ones((8, 8), jnp.float32)
 step = jax.jit(lambda w, x: (w - x, jnp.sum(w)), donate_argnums=0)
 

@@ -23,6 +23,7 @@ def _busy_machine(monkeypatch):
     monkeypatch.setattr(_memory, "_STARVED_SECONDS", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loop", "library"),
     [

@@ -19,8 +19,6 @@ from stowax._jax_layouts import order_of
 from stowax._layers._axis_order import host_order
 from stowax._state import _laying, _ordered_step
 
-pytestmark = pytest.mark.once
-
 LAYERS, WIDTH, HIDDEN, ROWS = 8, 512, 1024, 32
 MATRIX = WIDTH * HIDDEN * 2  # bytes, bfloat16
 ORDERS = {1: (1, 0, 2), 2: (2, 0, 1)}
@@ -85,6 +83,7 @@ def test_orders_are_for_the_last_two_axes_on_a_tpu():
     assert host_order(2, 0, "tpu") is None  # it is the first one already
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axis", "step"), [(1, momentum), (2, momentum), (1, descent), (2, descent)]
 )
@@ -135,6 +134,7 @@ def three_steps(found, step, args, place=lambda state: state):
     return mine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [momentum, descent])
 @pytest.mark.parametrize("axis", ORDERS)
 def test_three_steps_are_those_with_everything_on_the_device(axis, step):
@@ -145,6 +145,7 @@ def test_three_steps_are_those_with_everything_on_the_device(axis, step):
     three_steps(found, step, arguments(axis, step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["parameter", "optimizer state"])
 def test_what_lies_in_order_is_updated_with_what_is_on_the_device(kept):
     args = arguments(2, momentum)
@@ -165,6 +166,7 @@ def test_the_plan_file_keeps_the_order(tmp_path):
     assert again.specs(*again.specs(*args)) == found.specs(*args)
 
 
+@pytest.mark.slow
 def test_arrays_lie_as_planned_and_others_are_refused(monkeypatch):
     """On a CPU that is taken for a machine with layouts."""
     monkeypatch.setattr(_ordered_step, "PLATFORMS", frozenset({"cpu"}))

@@ -24,7 +24,7 @@ import stowax
 from planned_models import plan, spec
 from stowax._errors import ArgumentError, PlanMismatchError
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
+pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 
 LAYERS, WIDTH, ROWS = 2, 512, 32
 SAVED_AFTER, STEPS = 3, 6
@@ -150,6 +150,7 @@ def program(mode, folder):
     )
 
 
+@pytest.mark.slow
 def test_another_process_goes_on_from_host_memory(saved):
     resumed = program("resume", saved)
     assert resumed.returncode == 0, resumed.stderr
@@ -205,6 +206,7 @@ def test_each_shard_is_restored_into_its_own_host_memory(tmp_path):
     assert kinds(back) == ["pinned_host"]
 
 
+@pytest.mark.slow
 def test_a_plan_of_another_shape_takes_no_restored_state(saved):
     found = stowax.load_plan(saved / "plan.json")
     _, other = here(jax.eval_shape(lambda: initial(2 * WIDTH)))

@@ -14,8 +14,6 @@ import stowax
 from stowax._cli._cli import main
 from stowax._cli._user_file import where_it_failed
 
-pytestmark = pytest.mark.once
-
 STEP = """
     import jax, jax.numpy as jnp
     import stowax
@@ -129,6 +127,7 @@ def test_options_reach_the_planner(write, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_several_budgets_are_a_table(write):
     write(STEP)
     words = ("plan", "train.py:make", "--target", "cpu", "--cache", "programs")
@@ -199,6 +198,7 @@ def test_inspect_plain_and_under_a_plan(write):
     assert " on cpu: " in out.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_inspect_measures(write):
     write(STEP.replace("jax.ShapeDtypeStruct(", "jnp.ones("))
     words = ("inspect", "train.py:make", "--measure", "--perfetto", "both.json")
@@ -230,6 +230,7 @@ def test_hazards_are_found(write, monkeypatch):
     assert said.startswith("--perfetto: got 'gone/trace.json', and '")
 
 
+@pytest.mark.slow
 def test_verify_passes_fails_and_says_what_to_type(write, monkeypatch):
     write(STEP.replace("jax.ShapeDtypeStruct(", "jnp.ones(").replace("0.1 *", "0.5 *"))
     words = ("verify", "train.py:make", "p.json", "--steps", "2")

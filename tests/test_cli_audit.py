@@ -12,8 +12,6 @@ from click.testing import CliRunner
 
 from stowax._cli._cli import main
 
-pytestmark = pytest.mark.once
-
 LOOP = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
@@ -58,6 +56,7 @@ def test_its_output_its_arguments_and_the_report(audit):
     assert "auditing train.py" in found.stderr
 
 
+@pytest.mark.slow
 def test_a_clean_script_exits_with_0_and_allowed_is_clean(audit):
     found = audit(CLEAN)
     assert (found.exit_code, found.stdout[:8]) == (0, "0\n1\n2\n3\n")
@@ -78,6 +77,7 @@ def test_json_is_alone_on_stdout(audit, where, tmp_path):
     assert json.loads((tmp_path / "audit.json").read_text()) == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ends", "said", "clean", "faulty"),
     [
@@ -98,6 +98,7 @@ def test_a_script_that_ends_early_is_reported(audit, ends, said, clean, faulty):
         assert 'train.py", line 9, in <module>' in found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fails",
     [
@@ -140,6 +141,7 @@ def test_loops_in_threads_and_scripts_without_jax(audit):
     assert "No jitted function was called" in found.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("starts", "many"),
     [
@@ -225,6 +227,7 @@ def test_stdin_interrupts_and_code_without_a_file(tmp_path):
     assert found.stderr.endswith("interrupted\n"), found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "out"),
     [

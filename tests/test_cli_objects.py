@@ -28,6 +28,7 @@ def jitted():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["make", "jitted"])
 def test_steps_of_objects(tmp_path, monkeypatch, usual_promotion, name):
     """Each command takes what the step takes, jitted by a framework or not."""

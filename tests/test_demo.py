@@ -11,7 +11,7 @@ from stowax._cli._cli import main
 from stowax._errors import MissingExtraError
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_demo_trains_twice_and_agrees(monkeypatch):
     monkeypatch.setattr(_demo, "STEPS", 3)
     monkeypatch.setattr(_demo, "LARGE_BUDGETS", ())

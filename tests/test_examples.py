@@ -33,6 +33,7 @@ def failures_of(module):
     return "".join(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stowax", *MODULES])
 def test_examples_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # an example may write a file

@@ -174,7 +174,7 @@ def by_itself(**options):
     return plan(train, *WIDE, target="v5p-8", budget=BUDGET, **options)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_the_last_program_for_a_tpu_has_more_unless_compiles_are_counted():
     counted, found = by_itself(), by_itself(compiles=None)
     assert FAST_MEMORY not in counted.compiler_options
@@ -187,7 +187,6 @@ def test_the_last_program_for_a_tpu_has_more_unless_compiles_are_counted():
     assert compiled_total(found, train, *WIDE) == found.device_bytes
 
 
-@pytest.mark.once
 def test_a_step_that_fits_as_it_is_is_told_of_it_and_left_alone():
     found = plan(train, *arguments(), target="v5p-8", compiles=None)
     assert found.outcome == "unneeded"
@@ -198,7 +197,7 @@ def test_a_step_that_fits_as_it_is_is_told_of_it_and_left_alone():
     assert any(note.startswith("each kernel may hold 16 MiB") for note in found.notes)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v5e-1", "v5p-8", "v6e-1"])
 def test_the_default_is_what_the_compiler_has_by_itself(name):
     """What the table says a chip's kernels have is what libtpu gives them."""

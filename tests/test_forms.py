@@ -11,7 +11,7 @@ import pytest
 import stowax
 from planned_models import compiled_total, plan, spec
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
+pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 
 LAYERS, WIDTH = 3, 1024
 MATRIX = WIDTH * WIDTH * 4
@@ -51,6 +51,7 @@ def pinned(**pins):
     return tuple((names[name], decision) for name, decision in pins.items())
 
 
+@pytest.mark.slow
 def test_layers_stay_as_written_if_state_is_all_that_has_to_leave():
     found = planned(pin=pinned(state="offload"), budget="1GiB")
     assert found.fits
@@ -65,6 +66,7 @@ def test_layers_stay_as_written_if_state_is_all_that_has_to_leave():
     assert any("as they are written" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_state_leaves_before_layers_are_rolled():
     """A budget that the step misses by less than its moments."""
     keeping = planned(pin=pinned(state="keep"), roll=False, budget="1GiB")
@@ -75,6 +77,7 @@ def test_state_leaves_before_layers_are_rolled():
     assert {d.role for d in offloaded} == {"optimizer state"}
 
 
+@pytest.mark.slow
 def test_layers_are_rolled_where_state_is_not_enough():
     least = planned(pin=pinned(state="offload"), budget="1GiB")
     found = planned(budget=least.device_bytes - LAYERS * MATRIX)
@@ -111,7 +114,7 @@ def test_numbers_are_those_of_the_step():
     assert mu.sharding.memory_kind == "pinned_host"
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_on_a_tpu_too(tmp_path):
     found = planned(pin=pinned(state="offload"), budget="1GiB", target="v5p-8")
     rolled = pinned(state="offload", product="recompute")
@@ -126,6 +129,7 @@ def large():
     return arguments(lambda *shape: spec(*(7 * n for n in shape)))
 
 
+@pytest.mark.slow
 def test_a_step_that_nearly_fits_is_left_to_the_compiler(tmp_path):
     plain = plan(train_step, *large())
     assert plain.outcome == "unneeded"
@@ -149,6 +153,7 @@ def test_a_step_that_nearly_fits_is_left_to_the_compiler(tmp_path):
     assert compiled_total(loaded, train_step, *large()) == found.device_bytes <= budget
 
 
+@pytest.mark.slow
 def test_where_nothing_else_fits_the_compiler_is_asked_too():
     plain = plan(train_step, *large())
     budget = int(0.9 * plain.device_bytes)
@@ -158,6 +163,7 @@ def test_where_nothing_else_fits_the_compiler_is_asked_too():
     assert found.device_bytes <= budget
 
 
+@pytest.mark.slow
 def test_what_the_user_tells_the_compiler_stays():
     plain = plan(train_step, *large())
     mine = {"xla_gpu_memory_limit_slop_factor": "95"}

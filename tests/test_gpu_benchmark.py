@@ -33,7 +33,7 @@ def quickly_compiled():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_every_part_runs_and_stands_in_the_table(tmp_path):
     path, code = called(tmp_path, "--tiny")

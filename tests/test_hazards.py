@@ -218,6 +218,7 @@ def test_values_that_are_cheaper_to_make_again():
     assert "32.0 MiB per step go to the host and back" in hazard.cost
 
 
+@pytest.mark.slow
 def test_hidden_copies_are_not_held_against_anybody():
     """The same loops with the copies in flight for a whole layer."""
     assert inspected("clean_pipelined", "v5p-8").hazards == ()
@@ -234,6 +235,7 @@ def test_many_small_copies():
     assert inspected("one_large_copy", "h200").hazards == ()
 
 
+@pytest.mark.slow
 def test_arrays_that_do_not_fill_tiles():
     found = inspected("narrow_values_offloaded", "v5p-8")
     hazards = hazards_of(found, "unaligned-offload")
@@ -361,7 +363,7 @@ def test_a_sharded_step_is_clean():
     assert [o.what for o in found.omissions] == ["cheaper-to-recompute"]
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["h200", "v5p-8"])
 @pytest.mark.usefixtures("usual_promotion")
 def test_plans_are_clean(target):

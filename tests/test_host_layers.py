@@ -92,6 +92,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "reverse"])
 def test_a_scan_over_the_first_axis(way, reverse):
@@ -100,6 +101,7 @@ def test_a_scan_over_the_first_axis(way, reverse):
     assert in_host_memory(got) == [False, True, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", [*CHOICES, "random 1", "random 2"])
 def test_under_any_decisions(choice):
     number = choice.removeprefix("random ")
@@ -107,6 +109,7 @@ def test_under_any_decisions(choice):
     check(scanned, [W, V, B], X, choose=choose)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_scan_over_other_axes(way):
     def prepare(p):
@@ -119,6 +122,7 @@ def test_a_scan_over_other_axes(way):
     assert in_host_memory(got) == [False, True, True, False]
 
 
+@pytest.mark.slow
 def test_casts_and_transpositions_before_the_loop():
     def prepare(p):
         w = jnp.transpose(p[0], (2, 1, 0)).astype(jnp.bfloat16)
@@ -134,6 +138,7 @@ def test_casts_and_transpositions_before_the_loop():
     assert f"bf16[{LAYERS},{WIDTH},{WIDTH}]" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_an_unrolled_model(way):
     def loss(weights, x):
@@ -231,6 +236,7 @@ def test_what_is_registered_is_what_is_traced():
             assert [emission.inputs[n].shape for n in numbers] == [w.shape]
 
 
+@pytest.mark.slow
 def test_the_axis_of_the_layers_is_followed_through_the_chain():
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -279,6 +285,7 @@ SIZES = {"layers": 8, "width": 2048, "hidden": 4096, "rows": 64}
 MATRIX = 2048 * 4096 * 2  # bytes, bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", host_weights.FORMS)
 @pytest.mark.parametrize("name", ["v5p-8", "h200"])
 def test_bytes_of_compiled_programs(name, form, usual_promotion):
@@ -311,6 +318,7 @@ def test_bytes_of_compiled_programs(name, form, usual_promotion):
     assert sum(t.trips for t in brought) == 4 * SIZES["layers"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lean", [True, False])
 def test_shards_travel_as_they_lie(lean, usual_promotion):
     machine = target_or_skip("v5p-8")
@@ -344,6 +352,7 @@ def keep_all(stack, body):
     return dict.fromkeys(host_weights.offload_all(stack, body), "keep")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v5p-8", "h200"])
 def test_copies_hide_behind_the_layers_where_there_is_work(name, usual_promotion):
     machine = target_or_skip(name)

@@ -52,6 +52,7 @@ def kinds_of(tree):
     return [leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree)]
 
 
+@pytest.mark.slow
 def test_state_is_made_where_it_belongs(plan):
     params, state = plan.init(init_state, jax.random.key(0))
     placed = plan.place(*init_state(jax.random.key(0)))
@@ -80,6 +81,7 @@ def zeros(count):
     return jnp.zeros(3) + count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h200", "v5p-8"])
 def test_the_state_is_never_on_the_device_as_a_whole(name):
     """Each program has one array on the device, with what it is made from."""
@@ -121,6 +123,7 @@ def step_of_objects(model, optimizer, x):
     return loss
 
 
+@pytest.mark.slow
 def test_objects():
     pin = {"optimizer state": "offload"}
     own = {"target": "h200", "budget": "70%", "pin": pin}

@@ -48,6 +48,7 @@ def test_memory_is_booked_by_kind_and_donation_is_taken_off(target):
     assert found.device.total < 1.5 * state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_offloaded_values_are_host_temporaries(target):
     found = inspect(compiled("offloaded", target)).memory
@@ -62,6 +63,7 @@ def test_offloaded_values_are_host_temporaries(target):
 # --- hazards ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_layers_moved_to_the_hosts_processor():
     text = compiled("on_the_host", "v5e-4").as_text()
     found = inspect(compiled("on_the_host", "v5e-4"))
@@ -127,6 +129,7 @@ def test_the_compilers_own_rematerialization():
     assert f"{hazard.count:g} recomputed operations" in hazard.cost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["plain", "offloaded"])
 def test_clean_programs_have_no_hazards(name, target):

@@ -48,7 +48,7 @@ def need(*modules):
             pytest.skip(f"{module} is not installed")
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPT)
 def test_script_has_the_same_losses_under_a_plan(script):
     need(*SCRIPT[script])
@@ -67,7 +67,7 @@ def keras_losses(said):
     return {name: [float(x) for x in values.split()] for name, values in found}
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_keras_fit_under_stowax_run():
     need("keras")
     script = SCRIPTS / "keras_lm.py"
@@ -106,7 +106,6 @@ MAXTEXT = [
 ]
 
 
-@pytest.mark.once
 def test_maxtext_trains_under_stowax_run(tmp_path):
     need("maxtext")
     (folder,) = importlib.util.find_spec("maxtext").submodule_search_locations

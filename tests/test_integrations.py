@@ -84,6 +84,7 @@ def test_nnx_statistics_and_counts_change_in_the_call():
     assert counted == [1] * LAYERS
 
 
+@pytest.mark.slow
 def test_nnx_module_among_the_outputs_is_the_caller_s_own():
     @stow
     def loss(model, x):
@@ -107,6 +108,7 @@ def test_nnx_module_among_the_outputs_is_the_caller_s_own():
     check(step, args, [LAYERS])
 
 
+@pytest.mark.slow
 def test_nnx_method_is_marked():
     class Marked(Model):
         @stow
@@ -217,6 +219,7 @@ class LinenModel(nn.Module):
         return layers()(x, None)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unrolled", [False, True], ids=["scan", "loop"])
 def test_linen_statistics_and_dropout(unrolled):
     model = LinenModel(unrolled=unrolled)
@@ -274,6 +277,7 @@ class EquinoxModel(eqx.Module):
         return x, state
 
 
+@pytest.mark.slow
 def test_equinox_state_dropout_and_functions_in_the_tree():
     model, state = eqx.nn.make_with_state(EquinoxModel)(jax.random.key(0))
     params, static = eqx.partition(model, eqx.is_inexact_array)

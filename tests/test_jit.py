@@ -71,6 +71,7 @@ def test_one_line_and_no_mark():
     assert step.__name__ == "train_step"
 
 
+@pytest.mark.slow
 def test_what_a_step_is_given_stays_where_nothing_says_that_it_is_donated():
     given = arguments()
     step = jit(train_step, budget="80%", target="h200")
@@ -82,6 +83,7 @@ def test_what_a_step_is_given_stays_where_nothing_says_that_it_is_donated():
     np.testing.assert_array_equal(first[-1], again[-1])
 
 
+@pytest.mark.slow
 def test_what_was_donated_is_told_apart(capsys):
     """Only where nothing fits without: a line says so, and so does an error."""
     pin = {"optimizer state": "offload"}
@@ -100,6 +102,7 @@ def test_what_was_donated_is_told_apart(capsys):
         never(*arguments())
 
 
+@pytest.mark.slow
 def test_what_only_has_a_results_type_is_not_donated():
     """A rate has the type of the loss, weights to stay near that of the gradients."""
 
@@ -117,6 +120,7 @@ def test_what_only_has_a_results_type_is_not_donated():
     assert plan.fits
 
 
+@pytest.mark.slow
 def test_arrays_that_are_given_twice_are_told_apart():
     """Weights and their average begin as the same arrays, and are donated."""
 
@@ -140,6 +144,7 @@ def test_arrays_that_are_given_twice_are_told_apart():
     assert planned.plan.donate_argnums == (0,)
 
 
+@pytest.mark.slow
 def test_what_is_told_of_jit_s_functions():
     step = jit(train_step, budget="80%", target="h200")
     given = arguments()
@@ -159,6 +164,7 @@ def test_what_is_told_of_jit_s_functions():
     np.testing.assert_array_equal(step(*given)[-1], first)
 
 
+@pytest.mark.slow
 def test_a_mark_restricts_what_is_planned():
     first = stowax.stow(loss_of)
 
@@ -175,6 +181,7 @@ def test_a_mark_restricts_what_is_planned():
     assert len(stowax.plan(step, *args, target="h200", progress=False).stacks) == 2
 
 
+@pytest.mark.slow
 def test_options_of_jit_are_honoured():
     def step(params, x, mode, *, scale):
         loss, grads = jax.value_and_grad(loss_of)(params, x)
@@ -191,6 +198,7 @@ def test_options_of_jit_are_honoured():
     assert planned.plan.donate_argnums in ((), (0,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", [jax.jit, functools.partial(jax.jit, inline=True)])
 def test_jitted_steps_are_planned(around):
     jitted = around(train_step, donate_argnums=(0,))
@@ -203,6 +211,7 @@ def test_jitted_steps_are_planned(around):
     np.testing.assert_allclose(got[2], train_step(*arguments())[2], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_types_are_planned_anew(capsys):
     step = stowax.jit(train_step)
     first, second = batch(), batch(rows=128)
@@ -216,6 +225,7 @@ def test_other_types_are_planned_anew(capsys):
     assert told.count("planning train_step anew, for arguments of other types") == 1
 
 
+@pytest.mark.slow
 def test_a_budget_that_nothing_keeps():
     step = jit(train_step, budget="64KiB", target="h200")
     with pytest.raises(MisfitError, match="The smallest budget that works is") as found:
@@ -256,6 +266,7 @@ def test_within_another_trace_it_is_the_step():
     np.testing.assert_allclose(outer(*arguments()), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_plan_made_before(tmp_path):
     options = {"budget": "60%", "target": "h200", "progress": False}
     made = stowax.plan(train_step, *arguments(), **options)
@@ -271,6 +282,7 @@ def test_a_plan_made_before(tmp_path):
         jit(train_step, plan=foreign)(*arguments())
 
 
+@pytest.mark.slow
 def test_lower_and_trace():
     step = jit(train_step, budget="60%", target="h200")
     assert "stowax" in step.lower(*arguments()).as_text() or step.plan.stacks
@@ -344,6 +356,7 @@ class Scale:
                 raise TypeError(f"{type(leaf).__name__} is no array")
 
 
+@pytest.mark.slow
 def test_state_of_a_class_that_takes_arrays_alone():
     def step(state, scale, x):
         loss = lambda params: scale.value * loss_of(params, x)

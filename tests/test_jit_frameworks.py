@@ -70,6 +70,7 @@ def nnx_state():
     return model, optimizer, metrics
 
 
+@pytest.mark.slow
 def test_nnx_objects_are_updated_in_place():
     found = {}
     plain = lambda step: nnx.jit(lambda *args: step(*args)["loss"])
@@ -99,6 +100,7 @@ def test_nnx_objects_are_updated_in_place():
         np.testing.assert_allclose(computed["loss"], metrics["loss"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_plan_of_objects_is_applied_placed_and_verified():
     objects = nnx_state()
     options = {"budget": "60%", "target": "h200", "progress": False}
@@ -137,6 +139,7 @@ class Layer(eqx.Module):
         return x + self.scale * self.drop(y, key=key)
 
 
+@pytest.mark.slow
 def test_equinox_modules():
     optimizer = optax.adam(1e-3)
 

@@ -57,6 +57,7 @@ def plans_in(folder):
     return {path.name for path in (folder / "plans").iterdir()}
 
 
+@pytest.mark.slow
 def test_what_was_planned_before_is_not_planned_again(cache):
     said = []
     step = planned(cache, said=said)
@@ -67,6 +68,7 @@ def test_what_was_planned_before_is_not_planned_again(cache):
     assert len(plans_in(cache)) == 1
 
 
+@pytest.mark.slow
 def test_a_function_that_computes_the_same_is_the_same_step(cache):
     def other(params, momentum, x):
         return train_step(params, momentum, x)
@@ -165,6 +167,7 @@ print("loss", float(loss), "fits", step.plan.fits)
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_is_started_again(tmp_path):
     """Another process, with other hashes, knows the step again."""
 
@@ -185,6 +188,7 @@ def test_a_script_that_is_started_again(tmp_path):
     assert len(list((tmp_path / "stowax" / "plans").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_planning_that_is_interrupted_leaves_nothing_behind(tmp_path):
     """Ctrl-C at a line of progress: the next call plans as if it were the first."""
 

@@ -14,8 +14,6 @@ import pytest
 import stowax
 from stowax._records._memory import MEMORY_ROLES
 
-pytestmark = pytest.mark.once
-
 LAYERS, ROWS, WIDTH = 8, 4096, 512
 STACK = LAYERS * ROWS * WIDTH * 4
 WEIGHTS = LAYERS * WIDTH * WIDTH * 4
@@ -114,7 +112,7 @@ def planned(target):
     )
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -200,6 +198,7 @@ def test_what_a_checkpoint_computes_again_is_told_apart(target):
     assert not any(b.role == "recomputed" for b in plain.blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["v5p-8", "h200"])
 def test_an_offloaded_stack_lies_in_host_memory(target):
     found = inspected("planned", target)
@@ -247,6 +246,7 @@ def test_a_cpu_tells_without_being_asked():
     assert curve.peak_bytes >= 3 * WEIGHTS
 
 
+@pytest.mark.slow
 def test_the_cache_of_compiled_programs_does_not_hide_the_layout(tmp_path):
     step, args = STEPS["inference"]()
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
@@ -285,6 +285,7 @@ def test_the_ledger_says_whom_a_copy_serves_and_what_it_costs(target):
     assert "1 of 1 offloaded value copied out and back" in str(found)
 
 
+@pytest.mark.slow
 def test_state_that_streams_moves_once_each_way_but_for_a_block():
     plan = stowax.plan(
         train_planned(),
@@ -305,6 +306,7 @@ def test_a_step_without_a_plan_has_no_planned_copies():
     assert inspected("train", "h200").copies == ()
 
 
+@pytest.mark.slow
 def test_asking_for_the_layout_changes_no_figure():
     step, args = STEPS["train"]()
     without = stowax.inspect(stowax.target("v5p-8").compile(step, *args))

@@ -46,7 +46,7 @@ def types_of(tree):
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), SMALL)
 def test_small_model_learns_and_every_leaf_moves(name, form):
     step, (state, batch) = getattr(MODELS[name], form)()
@@ -68,7 +68,7 @@ def test_small_model_learns_and_every_leaf_moves(name, form):
     assert losses[-1] < 0.8 * losses[0]
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_loop_is_the_scan_unrolled():
     scan, loop = (
         jax.jit(step)(*args)[1]["loss"]
@@ -82,6 +82,7 @@ def test_loop_is_the_scan_unrolled():
     np.testing.assert_allclose(scan, loop, rtol=64 * np.finfo(np.float32).eps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), MEDIUM)
 def test_medium_model_is_shapes_only_and_keeps_its_state(name, form):
     step, (state, batch) = getattr(MODELS[name], form)()
@@ -156,7 +157,7 @@ def test_llama_refuses_a_batch_that_does_not_divide():
         llama.llama2_13b(target)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_char_gpt_learns_english(char_gpt):
     config = char_gpt.Config(layers=2, width=32, heads=2, sequence=32, batch=8)
     text = char_gpt.read_text()

@@ -15,7 +15,7 @@ def test_how_many_may_be_compiled_is_a_number_from_four_on(wrong):
     )
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_a_plan_improves_or_stays():
     budget = "130MiB"
     usual = plan(train, *arguments(), budget=budget)
@@ -28,7 +28,7 @@ def test_a_plan_improves_or_stays():
     )
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_more_programs_find_a_faster_step_where_nothing_has_to_move():
     # Kept are 5 arrays a layer of 4 × its input, of which one has to be: the product.
     wide = arguments(width=1024, rows=32768)

@@ -21,7 +21,7 @@ DRIVER = shutil.which("chromedriver")
 MISSING = "no Chromium with its driver here (apt-get install chromium chromium-driver)"
 
 pytestmark = [
-    pytest.mark.once,
+    pytest.mark.slow,
     pytest.mark.skipif(not (BROWSER and DRIVER), reason=MISSING),
 ]
 

@@ -42,6 +42,7 @@ def looped(body, x, weights):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_part", [1, 3, LAYERS - 1])
 @pytest.mark.parametrize("run", [run_layers, looped], ids=["scan", "loop"])
 def test_two_parts_compute_what_one_stack_does(run, first_part):
@@ -137,6 +138,7 @@ def from_the_end(weights, x):
     return jnp.mean(lax.scan(body, x, weights, reverse=True)[0] ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [outputs_of_every_layer, from_the_end])
 def test_what_cannot_be_divided_stays_whole(loss):
     step = gradient_step(loss)
@@ -171,7 +173,7 @@ def divided_plan(unrolled=False):
     return args, plan(train, *args, budget=1750 * 2**20)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize("unrolled", [False, True], ids=["scan", "loop"])
 def test_parts_fill_what_one_more_value_of_every_layer_does_not_fit_into(unrolled):
     args, found = divided_plan(unrolled)
@@ -188,7 +190,7 @@ def test_parts_fill_what_one_more_value_of_every_layer_does_not_fit_into(unrolle
     assert compiled_total(found, train, *args) == found.device_bytes
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_parts_begin_with_what_the_whole_taught(monkeypatch):
     make, inherited, taught = _parts.InParts.__call__, _parts._inherited, []
 
@@ -269,7 +271,7 @@ def test_copies_of_a_value_are_counted_for_the_part_that_makes_them():
     assert all(check.as_planned for check in found)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_a_plan_with_parts_says_so():
     _, found = divided_plan()
     text = str(found)
@@ -281,6 +283,7 @@ def test_a_plan_with_parts_says_so():
             assert "its layers run as two parts, which read one array" in record.reason
 
 
+@pytest.mark.slow
 def test_a_plan_with_parts_is_kept_in_a_file_and_computes_the_same(tmp_path):
     args = numbers(arguments(layers=8, rows=4096))
     found = plan(train, *args, target="cpu", budget=237 * 2**20, forbid=["offload"])

@@ -59,9 +59,6 @@ def peeled():
     return read_program(compiled.hlo_module_protos()[0])
 
 
-pytestmark = pytest.mark.once
-
-
 def test_every_copy_is_counted_inside_and_outside_of_the_loop():
     program = peeled()
     trips = [

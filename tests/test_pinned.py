@@ -87,6 +87,7 @@ def test_no_plan_for_an_attached_gpu_fills_more_than_its_pool(monkeypatch):
     assert not small.notes
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_gpu_that_is_not_there_names_the_setting(monkeypatch):
     # A variable here says nothing of another machine.
     monkeypatch.setenv(LIMIT, "1")

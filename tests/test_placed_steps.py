@@ -7,6 +7,7 @@ wants it was no longer the one that was planned, or JAX failed on it.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.experimental import io_callback
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -49,6 +50,7 @@ def check(step, plan):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_state_that_is_placed_beside_a_batch_that_is_not():
     """Placed arrays are on a mesh of one device, the batch is on none."""
     pin = {"optimizer state": "offload", "*tanh*": "recompute"}

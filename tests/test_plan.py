@@ -28,7 +28,7 @@ from planned_models import (
 )
 
 # The newest JAX compiles for TPUs at full effort only; other tests look at those.
-TARGETS = ("h200", pytest.param("v5e-1", marks=pytest.mark.once))
+TARGETS = ("h200", pytest.param("v5e-1", marks=pytest.mark.slow))
 # A layer's input, b × w; what the others add up to: b × 4w each.
 INPUT = 4 * ROWS * WIDTH
 INNER = 4 * INPUT
@@ -44,6 +44,7 @@ def of_layers(found):
     return [d for d in found.decisions if d.stack != "state"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_with_room_for_everything_nothing_moves(target):
     found = planned(target)
@@ -55,6 +56,7 @@ def test_with_room_for_everything_nothing_moves(target):
     assert compiled_total(found, train, *arguments()) == found.device_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_plan_that_fits_fits_when_compiled_apart(target):
     free = planned(target).device_bytes
@@ -69,6 +71,7 @@ def test_a_plan_that_fits_fits_when_compiled_apart(target):
     assert found.budget_bytes == budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS[1:])
 def test_what_does_not_fit_names_the_smallest_budget_and_it_works(target):
     # Less than the arguments alone: no compiler can.
@@ -88,6 +91,7 @@ def test_what_does_not_fit_names_the_smallest_budget_and_it_works(target):
     assert compiled_total(found, train, *arguments()) <= short.smallest_budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_planned_offloads_are_in_the_compiled_program(target):
     found = plan(train, *arguments(), target=target, pin={"layer input 0": "offload"})
@@ -147,7 +151,7 @@ def test_the_backward_pass_starts_from_what_is_pinned_though_it_reads_something_
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_forbidding_offloads_and_recomputation():
     budget = keeping_inputs()
     without = plan(train, *arguments(), budget=budget, forbid="offload")
@@ -164,7 +168,7 @@ def test_host_budget_holds():
     assert found.host_budget_bytes == 2 * INPUT
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_state_is_donated_where_the_memory_is_needed():
     assert planned("h200").donate_argnums == ()
     assert planned("h200", keeping_inputs()).donate_argnums == (0,)
@@ -176,7 +180,7 @@ def test_state_is_donated_where_the_memory_is_needed():
     assert compiled_total(never, train, *arguments()) == never.device_bytes
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_unrolled_as_good_as_scanned(target):
     pin = {"*": "recompute"}  # which leaves the layers' inputs to be kept
@@ -195,6 +199,7 @@ def test_unrolled_as_good_as_scanned(target):
     assert compiled_total(unrolled, train, *args) == unrolled.device_bytes
 
 
+@pytest.mark.slow
 def test_bytes_are_per_device_of_a_sharded_step():
     target = stowax.target("v5p-8")
     chips = target.device_count
@@ -225,7 +230,7 @@ def test_bytes_are_per_device_of_a_sharded_step():
         assert placed.sharding.memory_kind in (None, "device")
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_two_different_stacks():
     @stowax.stow
     def loss(params, x):
@@ -253,7 +258,7 @@ def test_two_different_stacks():
     assert {d.stack for d in of_layers(found)} == {s.name for s in found.stacks}
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_the_users_own_checkpoint_is_kept_or_decided_anew():
     @stowax.stow
     def loss(params, x):
@@ -282,7 +287,7 @@ def test_compiler_options_of_the_user_reach_the_program():
         plan(train, *arguments(), compiler_options={"no_such_option": "1"})
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_progress_goes_to_standard_error_or_to_the_user(capsys, monkeypatch):
     monkeypatch.setattr("stowax._plan._asked.QUIET_SECONDS", 0.0)
     stowax.plan(train, *arguments(), target="h200")

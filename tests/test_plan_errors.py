@@ -285,7 +285,7 @@ def test_no_arguments():
     assert "differentiates nothing" in refused(StepError, lambda: jnp.zeros(3))
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_what_is_differentiated_twice_runs_as_it_is_written():
     def curvature(params, x):
         def grad(p):
@@ -327,6 +327,7 @@ def test_no_layers_at_all():
     assert jitted.lower(*args)
 
 
+@pytest.mark.slow
 def test_a_compile_out_of_memory_is_survived(monkeypatch):
     """With a prediction that is far too low, the first programs do not compile."""
     from stowax._survey import _survey

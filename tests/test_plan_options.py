@@ -13,7 +13,7 @@ from stowax._hlo._program import read_program
 from stowax._hlo._proto import Module
 from stowax._survey._options import more_fast_memory
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
+pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 
 LAYERS, WIDTH, ROWS = 4, 1024, 8192
 AGAIN = {"dot_general*": "recompute"}
@@ -42,6 +42,7 @@ def loops_of_products(compiled):
     return module.count(b"windowed_dot_general")
 
 
+@pytest.mark.slow
 def test_products_stay_whole_under_a_plan():
     usual = target().compile(jax.jit(train), *arguments(), compiler_options=QUICK)
     assert loops_of_products(usual) > 0  # or else the option has lost its reason
@@ -85,6 +86,7 @@ def fusions_of_products(compiled):
     return [i.name for i in fusions if products_of(i) > 1]
 
 
+@pytest.mark.slow
 def test_products_are_not_fused_with_products_under_a_plan():
     one = stowax.target("v6e-1")
     heads = spec(2, 512, 4, 128, dtype=jnp.bfloat16)
@@ -102,6 +104,7 @@ def test_products_are_not_fused_with_products_under_a_plan():
     assert not fusions_of_products(planned)
 
 
+@pytest.mark.slow
 def test_what_the_user_tells_the_compiler_goes_first():
     by_itself = plan(train, *arguments(), target="v5e-16", pin=AGAIN)
     (name,) = (option for option in by_itself.compiler_options if "einsum" in option)
@@ -138,6 +141,7 @@ def most_under_way(program, direction):
     return most
 
 
+@pytest.mark.slow
 def test_a_gpu_has_more_than_two_copies_under_way():
     one = spec(WIDTH, WIDTH, dtype=jnp.bfloat16)
     params = {
@@ -161,6 +165,7 @@ def test_a_gpu_has_more_than_two_copies_under_way():
     assert under_way["usual"] <= 2 < under_way["own"]
 
 
+@pytest.mark.slow
 def test_a_plan_that_needs_the_least_has_no_copies_to_spare():
     """What is under way takes memory."""
     found = plan(train, *(weights(), spec(1024, 256)), budget=1)
@@ -175,6 +180,7 @@ def feed_forward(x, w, v):
     return jax.nn.gelu(x @ w) @ v
 
 
+@pytest.mark.slow
 def test_more_fast_memory_makes_products_faster_and_takes_no_device_memory():
     """What the fifth program has on a TPU (`_options`), on the products of a layer."""
     chip = stowax.target("v5p-8")

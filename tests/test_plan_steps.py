@@ -28,8 +28,6 @@ from planned_models import (
 )
 from stowax._errors import ArgumentError
 
-pytestmark = pytest.mark.once
-
 WIDTH, ROWS = 32, 64
 PARAMS, X = weights(width=WIDTH), spec(ROWS, WIDTH)
 
@@ -220,6 +218,7 @@ def drawn(args):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_a_planned_step_computes_the_same(name, usual_promotion):
@@ -260,6 +259,7 @@ def test_gradients_of_examples_run_as_they_are_written():
         plan(mapped, *args, target="cpu", pin=PIN)
 
 
+@pytest.mark.slow
 def test_python_numbers_stay_weak():
     """A Python number as an argument does not promote what it is multiplied with."""
 

@@ -25,8 +25,6 @@ from stowax._planner._model import build
 from stowax._planner._tables import tables
 from stowax._records._stages import Point
 
-pytestmark = pytest.mark.once
-
 QUICK = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -84,6 +84,7 @@ def test_a_script_is_planned_and_computes_the_same():
     assert session.notes == []
 
 
+@pytest.mark.slow
 def test_a_frameworks_own_jit():
     class Block(nnx.Module):
         def __init__(self, rngs):
@@ -166,6 +167,7 @@ def test_what_wraps_a_jitted_function_is_another_function():
         np.testing.assert_allclose(gradient, 6 * x**2)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_first_called_to_evaluate():
     """It differentiates only under another static value, and is planned then."""
     calls = []
@@ -212,6 +214,7 @@ def filtered(params, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
 
 
+@pytest.mark.slow
 def test_equinox_forgets_what_it_jitted_outside():
     def run():
         params = weights()
@@ -226,6 +229,7 @@ def test_equinox_forgets_what_it_jitted_outside():
     assert run() == expected
 
 
+@pytest.mark.slow
 def test_what_is_refused():
     real = jax.jit
     within = pytest.raises(ArgumentError, match=r"^planning: got a block within")
@@ -282,6 +286,7 @@ def test_the_command_runs_a_script_unchanged(tmp_path):
     assert "compiling" not in again.stderr
 
 
+@pytest.mark.slow
 def test_the_command_says_what_does_not_fit(tmp_path):
     done = run(tmp_path, "--budget", "64KiB", "--target", "h200", "train.py", "1", "0")
     assert done.returncode == 1

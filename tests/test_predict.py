@@ -15,8 +15,6 @@ from stowax._hlo._program import read_program
 from stowax._predict import _predict
 from stowax._target import _target
 
-pytestmark = pytest.mark.once
-
 F32 = 4
 needs = {
     "v5p-8": pytest.mark.skipif(
@@ -228,6 +226,7 @@ def test_a_stack_that_is_gathered_within_rows_lies_turned_as_well(
     assert predicted - unknowing == turned * stack
 
 
+@pytest.mark.slow
 @needs["v5p-8"]
 @pytest.mark.parametrize("vocabulary", [1024, 32768])
 def test_what_loops_carry_is_counted_as_libtpu_counts_it(vocabulary, monkeypatch):
@@ -271,6 +270,7 @@ def test_what_loops_carry_is_counted_as_libtpu_counts_it(vocabulary, monkeypatch
     assert compiled > 1.1 * heap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stacked", "remat"),
     [
@@ -310,7 +310,7 @@ def test_within_a_quarter_of_what_is_compiled(name, stacked, remat, usual_promot
 NAMES = {"nothing": (), "first": ("first",), "both": ("first", "second")}
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @needs["v5p-8"]
 @pytest.mark.parametrize(
     ("donate", "update", "kept"),

@@ -12,8 +12,6 @@ from stowax._predict import _predict
 from stowax._target import _target
 from test_predict import F32, MATRIX, N, predict, spec
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.parametrize(
     ("name", "again"), [("v5e-1", True), ("h200", False)], ids=["v5e-1", "h200"]

@@ -46,7 +46,7 @@ def without_seconds(found):
     )
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_what_is_planned_again_compiles_nothing_and_is_the_same(tmp_path, compiles):
     lines = []
     first = plan(train, *ARGS, cache=tmp_path, progress=lines.append, **OPTIONS)

@@ -131,7 +131,7 @@ def planned(step, count, unrolled, seed):
     return run
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @settings(max_examples=STEPS)
 @given(
     program=layers,
@@ -152,6 +152,7 @@ def test_random_steps_to_the_bit(program, count, unrolled, seed):
         assert_same_bits(got, expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=COMPILED)
 @given(
     program=layers,

@@ -46,6 +46,7 @@ def recorded(step, *args):
     return record(step, leaves, structure)
 
 
+@pytest.mark.slow
 def test_the_users_code_runs_once_for_all_programs_of_a_plan():
     """Once to be recorded, and as it is written where that is a candidate.
 
@@ -119,6 +120,7 @@ def in_cond(f):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AROUND)
 def test_what_stands_around_a_marked_function(name):
     def step(weights, x):
@@ -221,6 +223,7 @@ def test_new_parameters_that_reach_no_output_are_refused():
     assert stowax.plan(probe, *arrays()).fits
 
 
+@pytest.mark.slow
 def test_weak_types_of_the_first_step_are_no_other_program():
     def step(weights, x):
         bias = weights["b"]
@@ -243,6 +246,7 @@ def test_weak_types_of_the_first_step_are_no_other_program():
         assert mine["b"].weak_type == other["b"].weak_type
 
 
+@pytest.mark.slow
 def test_a_plan_fits_the_step_in_another_process(tmp_path):
     """What JAX has traced before decides how a program prints, and not what it is."""
     script = textwrap.dedent(

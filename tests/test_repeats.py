@@ -24,8 +24,6 @@ from rolled import (
 )
 from stowax._jaxprs._repeats import find_repeats
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.parametrize("count", [2, 3, 12])
 def test_transformer_loop_is_one_stack_of_single_layers(count):

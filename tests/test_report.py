@@ -19,8 +19,6 @@ from report_records import (
 from stowax._target._target import targets_table
 from stowax.report import inspection_text, plan_text, target_text, targets_text
 
-pytestmark = pytest.mark.once
-
 WIDTHS = (60, 80, 100, 160)
 PLANS = {
     "optimal": PLAN,

@@ -12,8 +12,6 @@ from jax.sharding import PartitionSpec
 import stowax
 from planned_models import MIB, kinds, numbers, plan, spec, target_or_skip
 
-pytestmark = pytest.mark.once
-
 LAYERS, WIDTH, ROWS = 8, 512, 64
 PARAMETERS = 2 * LAYERS * WIDTH * WIDTH * 4
 GRADIENTS = PARAMETERS
@@ -70,6 +68,7 @@ def same(found, expected):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "target"), [(gradients, "h200"), (with_norm, "v5p-8")]
 )
@@ -98,12 +97,14 @@ def test_what_fits_in_no_other_way_returns_them_in_host_memory(step, target, tmp
     assert GRADIENTS <= out <= GRADIENTS + LAYERS * ROWS * WIDTH * 4
 
 
+@pytest.mark.slow
 def test_the_gate_knows_where_they_belong():
     found = plan(gradients, *shapes(), budget=LITTLE)
     verified = stowax.verify(gradients, found, *numbers(shapes()))
     assert verified.passed, str(verified)
 
 
+@pytest.mark.slow
 def test_where_there_is_room_they_come_on_the_device():
     found = plan(gradients, *shapes(), budget=ENOUGH)
     assert found.fits
@@ -115,6 +116,7 @@ def test_where_there_is_room_they_come_on_the_device():
     same(out, jax.jit(gradients)(*args))
 
 
+@pytest.mark.slow
 def test_what_is_made_of_gradients_comes_on_the_device():
     found = plan(scaled, *shapes(), budget=LITTLE)
     assert not found.fits
@@ -127,6 +129,7 @@ def test_what_is_made_of_gradients_comes_on_the_device():
     same(out, jax.jit(scaled)(*args))
 
 
+@pytest.mark.slow
 def test_parts_of_one_buffer_come_on_the_device():
     """An unrolled model's gradients: no loop leaves each where it would be returned."""
     found = plan(gradients, *shapes(stacked=False), budget=LITTLE)
@@ -134,6 +137,7 @@ def test_parts_of_one_buffer_come_on_the_device():
     assert found.smallest_budget > GRADIENTS
 
 
+@pytest.mark.slow
 def test_each_device_of_a_mesh_returns_its_own_part():
     machine = target_or_skip("v5p-8")
     mesh = machine.mesh((4,), ("data",))

@@ -32,6 +32,7 @@ def unrolled(request):
 # --- the step around the marked function --------------------------------------------
 
 
+@pytest.mark.slow
 def test_aux_outputs_of_any_kind():
     def loss(weights, x):
         y = run_layers(layer, x, weights)
@@ -114,6 +115,7 @@ def test_a_marked_function_that_is_also_evaluated():
     check(step, (WEIGHTS, X), [LAYERS])
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_under_scan():
     @stow
     def loss(weights, x):
@@ -129,6 +131,7 @@ def test_gradient_accumulation_under_scan():
     check(step, (WEIGHTS, jnp.stack([X, 2 * X])), [LAYERS])
 
 
+@pytest.mark.slow
 def test_jit_around_the_gradient(unrolled):
     @stow
     def loss(weights, x):

@@ -56,6 +56,7 @@ def _attention_backward(scale, kept, ct):
 attention.defvjp(_attention_forward, _attention_backward)
 
 
+@pytest.mark.slow
 def test_custom_vjp_attention(unrolled):
     def body(x, p):
         h = x @ p["w"]
@@ -64,6 +65,7 @@ def test_custom_vjp_attention(unrolled):
     check_layers(body, unrolled, seeds=(0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [False, True], ids=["dissolved", "kept"])
 def test_checkpoint_in_the_model_with_a_policy(unrolled, keep):
     policy = jax.checkpoint_policies.dots_saveable
@@ -108,6 +110,7 @@ def test_fori_loop_in_a_layer(unrolled):
     check_layers(body, unrolled)
 
 
+@pytest.mark.slow
 def test_nested_scan(unrolled):
     def body(x, p):
         def inner(x, row):
@@ -146,6 +149,7 @@ def test_outputs_per_layer_of_a_loop():
     check(gradient_step(loss), (WEIGHTS, X), [LAYERS], seeds=(0, 1))
 
 
+@pytest.mark.slow
 def test_a_counter_is_carried(unrolled):
     def body(state, p):
         x, n = state
@@ -161,6 +165,7 @@ def test_a_counter_is_carried(unrolled):
     check(step, (WEIGHTS, X), [LAYERS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
 def test_dropout_with_a_carried_key(unrolled, make_key):
     def body(state, p):
@@ -207,6 +212,7 @@ def test_weights_shared_by_all_layers_and_read_twice(unrolled):
     check(gradient_step(loss), (weights, X), [LAYERS], seeds=(0, 1))
 
 
+@pytest.mark.slow
 def test_tied_embeddings_and_integer_inputs(unrolled):
     def loss(weights, tokens):
         x = run_layers(
@@ -221,6 +227,7 @@ def test_tied_embeddings_and_integer_inputs(unrolled):
     check(gradient_step(loss), (weights, tokens), [LAYERS])
 
 
+@pytest.mark.slow
 def test_the_layers_input_is_read_again_after_them(unrolled):
     def loss(weights, x):
         x = jnp.sin(x @ weights["into"])
@@ -231,6 +238,7 @@ def test_the_layers_input_is_read_again_after_them(unrolled):
     check(gradient_step(loss), (weights, X), [LAYERS], exact=False)
 
 
+@pytest.mark.slow
 def test_integers_per_layer():
     def loss(weights, x):
         def body(x, given):
@@ -244,6 +252,7 @@ def test_integers_per_layer():
     check(gradient_step(loss), (WEIGHTS, X), [LAYERS])
 
 
+@pytest.mark.slow
 def test_half_precision_layers_with_single_precision_weights(unrolled):
     def body(x, p):
         p = jax.tree.map(lambda w: w.astype(jnp.bfloat16), p)

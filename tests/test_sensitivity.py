@@ -99,7 +99,7 @@ def test_nothing_is_said_where_there_is_nothing_to_say():
     assert link_notes(search(asked, (link(0.5), link(17))), None) == ()
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_a_plan_for_a_machine_that_is_not_there_says_it():
     pytest.importorskip("libtpu")
     machine = target("v5e-1")

@@ -20,7 +20,7 @@ from stowax._survey._preferences import Preferences
 from stowax._survey._survey import take_survey
 from stowax._target import _target
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
+pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 LAYERS, WIDTH = 4, 4096
 MATRIX = WIDTH * WIDTH * 4
 
@@ -72,6 +72,7 @@ def searching(budget, **pin):
     )
 
 
+@pytest.mark.slow
 def test_parameters_stay_where_there_is_room_for_them():
     # Parameters, their gradients once as they come and once with the decay, the batch;
     # and a layer's input for each layer, or an array less.
@@ -111,6 +112,7 @@ def test_the_last_compile_for_the_least_may_be_left_to_another_form():
     assert [a.decisions for a in search.attempts] == [search.needing_least().decisions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fits", "compiled"), [(True, 0), (False, 1)])
 def test_a_compile_is_spared_once_something_fits(fits, compiled, monkeypatch):
     search = searching(4 * LAYERS * MATRIX)

@@ -27,8 +27,6 @@ from stowax._search._attempt import Attempt
 from stowax._search._budgets import best_known
 from stowax._search._forms import Found
 
-pytestmark = pytest.mark.once
-
 ARGS = arguments()
 INPUT = 4 * ROWS * WIDTH
 LEAST = bytes_of(ARGS) + 36 * INPUT  # keeping little more than layer inputs
@@ -40,6 +38,7 @@ def several():
     return stowax.plans(train, *ARGS, budgets=BUDGETS, target="h200", progress=False)
 
 
+@pytest.mark.slow
 def test_plans_come_in_the_order_of_their_budgets():
     assert tuple(found.budget_bytes for found in several()) == BUDGETS
     for found in several():
@@ -49,6 +48,7 @@ def test_plans_come_in_the_order_of_their_budgets():
         assert found.planning_seconds > 0
 
 
+@pytest.mark.slow
 def test_more_memory_never_makes_a_plan_slower_nor_does_company():
     by_budget = sorted(several(), key=lambda found: found.budget_bytes)
     seconds = [found.step_seconds for found in by_budget]
@@ -65,6 +65,7 @@ def test_the_same_budget_twice_is_planned_once():
     assert once is again
 
 
+@pytest.mark.slow
 def test_progress_says_which_budget():
     said = []
     budgets = ("1GiB", "1.5GiB")
@@ -112,7 +113,7 @@ def ten_layers():
     return (*both, stowax.plan(step, *specs, budget=LARGE, **options))
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_a_program_that_was_too_big_for_one_budget_is_the_plan_for_another():
     small, large, alone = ten_layers()
     assert small.fits
@@ -131,7 +132,7 @@ def test_a_program_that_was_too_big_for_one_budget_is_the_plan_for_another():
     assert "FITS" in str(large)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_such_a_plan_computes_what_the_step_does():
     _, large, _ = ten_layers()
     step, specs = tutorial_layers.whole()

@@ -34,8 +34,6 @@ from stowax._records._stages import Link
 from stowax._timing._simulate import simulate
 from traces import instruction as item
 
-pytestmark = pytest.mark.once
-
 CHIP = dataclasses.replace(
     CHIPS["v5e"],
     memory_bandwidth=assumed(10, RATE, "a test"),

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import stowax
 from planned_models import compiled_total, plan, spec
@@ -30,6 +31,7 @@ def descent(weights, x):
     return jax.tree.map(lambda w, g: w - 0.01 * g, weights, grads), value
 
 
+@pytest.mark.slow
 def test_the_tutorials_layers_within_a_few_mebibytes():
     shapes = spec(LAYERS, WIDTH, 4 * WIDTH), spec(LAYERS, 4 * WIDTH, WIDTH)
     args = shapes, spec(ROWS, WIDTH)

@@ -77,6 +77,7 @@ def state_decisions(found):
     return {d.name: d.decision for d in found.decisions if d.role == "optimizer state"}
 
 
+@pytest.mark.slow
 def test_the_state_costs_no_device_memory_but_blocks(offloaded):
     step, args = step_with(ADAM), arguments(ADAM)
     stays = plan(step, *args)
@@ -89,7 +90,6 @@ def test_the_state_costs_no_device_memory_but_blocks(offloaded):
     assert offloaded.host_bytes >= STATE
 
 
-@pytest.mark.once
 def test_it_goes_when_the_budget_asks_for_it():
     step, args = step_with(ADAM), arguments(ADAM)
     least = plan(step, *args, forbid=("offload",), budget="1MiB").smallest_budget
@@ -104,7 +104,7 @@ def test_it_goes_when_the_budget_asks_for_it():
     assert any(r.startswith("streams through the update in blocks") for r in reasons)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_what_the_host_cannot_hold_stays():
     step, args = step_with(ADAM), arguments(ADAM)
     found = plan(step, *args, pin=OFFLOAD, host_budget=STATE - 1)
@@ -129,7 +129,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_twenty_steps_are_those_without_a_plan(name):
     optimizer = OPTIMIZERS[name]
@@ -200,6 +200,7 @@ def test_a_plan_with_state_survives_its_file(offloaded, tmp_path):
     assert kinds(loaded.place(arrays(ADAM)[1])) == {"pinned_host"}
 
 
+@pytest.mark.slow
 def test_a_batch_that_looks_like_a_weight_takes_no_weights_place():
     # (batch, params, state): all of one shape, and the batch comes first.
     def loss(w, x):

@@ -13,8 +13,6 @@ import pytest
 import stowax
 from planned_models import kinds, plan, spec
 
-pytestmark = pytest.mark.once
-
 LAYERS, WIDTH, RANK, ROWS = 4, 1024, 16, 64
 MATRIX = WIDTH * WIDTH * 4
 FROZEN = 2 * LAYERS * MATRIX
@@ -130,6 +128,7 @@ def batch(number):
     return jax.random.normal(jax.random.key(number), (ROWS, WIDTH))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_steps_are_those_without_a_plan_and_the_frozen_part_stays_usable(form):
     base, tuned = shapes(form)
@@ -154,6 +153,7 @@ def test_steps_are_those_without_a_plan_and_the_frozen_part_stays_usable(form):
         np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "target"), [("scan", "h200"), ("scan", "v5p-8"), ("loop", "v5p-8")]
 )
@@ -178,6 +178,7 @@ def test_two_layers_of_the_frozen_part_are_on_the_device(form, target):
     assert 2 * FROZEN <= directions["host-to-device"] <= 2.5 * FROZEN + 4 * MATRIX
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["scan", "loop"])
 @pytest.mark.parametrize("returned", [carried, handed_through])
 def test_what_is_returned_as_it_came_is_the_same_buffer(form, returned):
@@ -211,6 +212,7 @@ def program_transfers(program):
     return stowax.inspect(program).transfers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["h200", "v5p-8"])
 def test_a_frozen_tower_before_the_trained_layers_is_fetched_once(target):
     """No gradient goes through it, so its loop is no stack of the plan's."""

@@ -103,6 +103,7 @@ def test_state_in_bfloat16_streams():
     assert check(found, step, args) == {"m": "pinned_host"}
 
 
+@pytest.mark.slow
 def test_state_in_eight_bits_streams_and_its_scale_stays():
     # Codes of one step of SCALE; the scale itself is a number, and stays.
     scale = 1e-9
@@ -152,6 +153,7 @@ def test_leaves_that_cannot_be_cut_stay_and_the_plan_says_so():
     assert check(found, step, (w, w, None)) == {"even": "pinned_host", "odd": "device"}
 
 
+@pytest.mark.slow
 def test_a_parameter_used_twice_has_one_state():
     @stowax.stow
     def loss(w, x):

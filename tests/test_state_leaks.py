@@ -62,7 +62,7 @@ def trim():
     getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.skipif(not STATISTICS.exists(), reason="no /proc to read memory from")
 @pytest.mark.usefixtures("usual_promotion")
 def test_five_hundred_steps_take_no_memory(tmp_path):

@@ -100,7 +100,7 @@ def compiled(name, shape):
     return found, target.compile(found.apply(step), *found.specs(*args))
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "shape"), MESHES)
 def test_each_device_streams_its_own_shard(name, shape):
     found, program = compiled(name, shape)
@@ -118,7 +118,7 @@ def test_each_device_streams_its_own_shard(name, shape):
     assert memory.device.total == found.device_bytes
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "shape"), MESHES)
 def test_no_state_crosses_devices_and_none_is_computed_on_a_host(name, shape):
     _, program = compiled(name, shape)
@@ -182,7 +182,7 @@ def same_places(tree, before):
     )
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HERE)
 def test_ten_steps_on_eight_devices_are_those_without_a_plan(how):
     shape = HERE[how]

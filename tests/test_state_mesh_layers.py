@@ -142,7 +142,7 @@ def mesh_of(shape):
     return jax.make_mesh(shape, AXES[: len(shape)], devices=devices, axis_types=auto)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "shape", "in_turn"),
     [
@@ -192,7 +192,7 @@ LAYERS, WIDTH = 6, 1024
 MATRIX = WIDTH * 4 * WIDTH * 4
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "name", "shape"),
     [

@@ -112,7 +112,7 @@ CASES = {
 
 
 def once(*names):
-    return [pytest.param(name, marks=pytest.mark.once) for name in names]
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_five_steps_are_those_without_a_plan(name):
         assert close.mean() > 0.999
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "target"), [("scan", "h200"), ("scan", "v5p-8"), ("loop", "v5p-8")]
 )
@@ -166,7 +166,7 @@ def test_no_more_than_a_few_layers_are_on_the_device(name, target):
     assert inspection.memory.host.alias == inspection.memory.host.argument
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_gradients_leave_at_once_where_nothing_else_fits():
     step, args = step_of("scan", optax.sgd(0.1)), arguments("scan", optax.sgd(0.1))
     room = plan(step, *args, pin=PARAMETER)
@@ -179,6 +179,7 @@ def test_gradients_leave_at_once_where_nothing_else_fits():
         assert compiled_total(least, step, *args) == least.device_bytes
 
 
+@pytest.mark.slow
 def test_parameters_read_outside_of_layers_stay():
     @stowax.stow
     def loss_fn(params, x):
@@ -200,7 +201,7 @@ def test_parameters_read_outside_of_layers_stay():
     }
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_gradients_that_something_needs_whole_stay_on_the_device():
     def row_norms(grads):
         return jax.tree.map(
@@ -226,6 +227,7 @@ def zeros(specs):
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), specs)
 
 
+@pytest.mark.slow
 def test_a_tpu_streams_only_what_fills_its_tiles(monkeypatch):
     odd = 1000  # no multiple of 128, but one of 8
     one = {"in": spec(LAYERS, WIDTH, odd), "out": spec(LAYERS, odd, WIDTH)}
@@ -243,6 +245,7 @@ def test_a_tpu_streams_only_what_fills_its_tiles(monkeypatch):
     assert planned.lower(*found.place(*zeros(args)))
 
 
+@pytest.mark.slow
 def test_an_update_that_needs_no_gradient_waits_for_the_layers():
     """By the gradients of the step before: nothing else holds it back.
 

@@ -134,6 +134,7 @@ def test_a_pin_on_what_stays_says_why_it_does(name):
     assert "Pin it to 'keep'" in text
 
 
+@pytest.mark.slow
 def test_the_plan_lists_what_stays_and_why():
     params = {"w": STACKED, "embed": MATRIX, "norm": spec(1, WIDTH)}
     found = plan(train, params, X, pin={"*'w'*": "offload", "*embed*": "keep"})

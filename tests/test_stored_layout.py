@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import stowax
 from planned_models import spec, target_or_skip
@@ -66,6 +67,7 @@ def temporaries(row_major):
     return lowered.compile().memory_analysis().temp_size_in_bytes, prediction.temp
 
 
+@pytest.mark.slow
 def test_a_stack_is_not_transposed_between_the_loops(usual_promotion):
     fixed, predicted = temporaries(row_major=True)
     # Compilers differ by a layer's working value or two; a transposed stack is more.

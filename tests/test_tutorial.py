@@ -32,6 +32,7 @@ tutorial = load_runner()
 PAGES = [path.name for path in tutorial.pages()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.usefixtures("usual_promotion")
 def test_page_prints_what_it_says(name, monkeypatch):

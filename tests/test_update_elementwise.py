@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from stowax._update._inline import ELEMENTWISE
 
@@ -57,6 +58,7 @@ def primitives() -> dict[str, Any]:
     return {name: found[name] for name in sorted(ELEMENTWISE & found.keys())}
 
 
+@pytest.mark.slow
 def test_what_is_called_elementwise_is():
     """Of parts of the operands it makes the same parts of the result."""
     rng = np.random.default_rng(0)

@@ -213,6 +213,7 @@ def plan(machine, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_plan_that_updates_on_the_host(tmp_path):
     machine = target()  # as its figures are: gradient descent is faster there
     found = plan(machine)
@@ -244,7 +245,6 @@ def test_a_plan_that_updates_on_the_host(tmp_path):
     assert streams.device_bytes >= found.device_bytes
 
 
-@pytest.mark.once
 def test_what_was_to_be_updated_on_the_host_and_is_not_stays(monkeypatch):
     monkeypatch.setattr(stowax._update._run, "runs_on_host", lambda *_: False)
     found = plan(target())

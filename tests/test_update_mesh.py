@@ -79,6 +79,7 @@ def test_same_numbers_on_eight_devices(partition):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_chip_streams_its_shard():
     target = target_or_skip("v5p-8")
     chips, size = 4, 8192

@@ -326,6 +326,7 @@ def test_an_unproven_leaf_goes_whole_and_then_stays(monkeypatch, good):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaf", [MOMENT, AVERAGE, KEPT])
 def test_a_leaf_that_goes_whole_gives_the_same_numbers(monkeypatch, leaf):
     def suspicious(streamed: Streamed) -> list[Unproven]:

@@ -46,6 +46,7 @@ def check_numbers(recipe: Recipe, step: StreamedStep) -> None:
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.slow
 @FEW
 @given(recipe=recipes())
 def test_random_optimizers_give_the_same_numbers(recipe):

@@ -98,7 +98,7 @@ def close(expected, got):
 @pytest.mark.parametrize(
     "name",
     [
-        n if n == "adamw" else pytest.param(n, marks=pytest.mark.once)
+        n if n == "adamw" else pytest.param(n, marks=pytest.mark.slow)
         for n in OPTIMIZERS
     ],
 )
@@ -134,6 +134,7 @@ def test_average_of_parameters_kept_by_the_user():
     assert {len(group.reads) for group in found.groups} == {3}
 
 
+@pytest.mark.slow
 def test_master_weights_live_in_host_memory():
     optimizer = optax.adam(1e-2)
     master, batch = weights(), jnp.ones((4, 64), jnp.bfloat16)

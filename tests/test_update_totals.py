@@ -12,8 +12,6 @@ from benchmarks.adam_step import streamed, whole
 from benchmarks.models import adam_tutorial
 from planned_models import target_or_skip
 
-pytestmark = pytest.mark.once
-
 ARRAY = 7168 * 7168 * 4
 STATE = 8 * ARRAY
 BLOCK = ARRAY // 64
@@ -28,6 +26,7 @@ def programs(request, usual_promotion):
     return target, stowax.inspect(plain), stowax.inspect(mine)
 
 
+@pytest.mark.slow
 def test_state_costs_no_device_memory_but_blocks(programs):
     target, plain, mine = programs
     assert mine.memory.host.argument == STATE
@@ -42,6 +41,7 @@ def test_state_costs_no_device_memory_but_blocks(programs):
     assert mine.memory.device.total <= bar * GIB
 
 
+@pytest.mark.slow
 def test_blocks_go_out_and_in_at_once(programs):
     target, _, mine = programs
     assert not [h for h in mine.hazards if h.kind == "host-compute"]
@@ -54,6 +54,7 @@ def test_blocks_go_out_and_in_at_once(programs):
     assert mine.timeline.exposed_seconds <= 1.1 * seconds
 
 
+@pytest.mark.slow
 def test_every_copy_has_the_name_of_its_leaf(programs):
     target, _, mine = programs
     names = [t.op_name for t in mine.transfers if t.bytes >= BLOCK]

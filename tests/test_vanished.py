@@ -17,8 +17,6 @@ from stowax._search import _trial
 
 LAYERS, WIDTH, ROWS = 3, 1024, 64
 
-pytestmark = pytest.mark.once
-
 
 def layer(x, w):
     return x + jnp.tanh(x @ w["in"]) @ w["out"]
@@ -67,6 +65,7 @@ def unnamed(t):
     return t.direction == "host-to-device" and "stowax." not in t.op_name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "lost", "named"),
     [

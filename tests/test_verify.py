@@ -66,7 +66,7 @@ def test_a_right_plan_passes_and_the_arguments_are_left_alone():
         np.testing.assert_array_equal(mine, before)
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_a_reload_of_the_wrong_layer_is_blamed_on_its_value(monkeypatch):
     (value,) = (d.value for d in made().decisions if d.name.startswith("dot_general"))
     reload_of(value, monkeypatch)
@@ -86,7 +86,7 @@ def test_a_reload_of_the_wrong_layer_is_blamed_on_its_value(monkeypatch):
     assert v.runs <= 4 + 1 + 2 * 2 + 1
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_a_gradient_that_a_small_learning_rate_would_hide(monkeypatch):
     def step(params, x):
         loss, grads = jax.value_and_grad(loss_fn)(params, x)
@@ -104,6 +104,7 @@ def test_a_gradient_that_a_small_learning_rate_would_hide(monkeypatch):
     assert v.notes[0].startswith("In 2 of 5 leaves rounding alone explains as much as")
 
 
+@pytest.mark.slow
 def test_gradients_that_cannot_be_seen_are_said_to_be_judged_by_the_state():
     def step(params, momentum, x):
         def add(total, part):
@@ -123,7 +124,7 @@ def test_gradients_that_cannot_be_seen_are_said_to_be_judged_by_the_state():
     )
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_what_is_wrong_however_it_is_stored(monkeypatch):
     right = _passes.write_layer
 
@@ -142,7 +143,7 @@ def test_what_is_wrong_however_it_is_stored(monkeypatch):
     )
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_a_fault_that_is_no_decisions(monkeypatch):
     around(monkeypatch, lambda call, out: (out[0], out[1], out[2] * 1.01))
     v = verify()
@@ -151,7 +152,7 @@ def test_a_fault_that_is_no_decisions(monkeypatch):
     assert v.why.startswith("No decision is to blame: with everything kept on the")
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_a_clobbered_buffer_that_shows_at_step_eight(monkeypatch):
     count = []
 
@@ -173,6 +174,7 @@ def test_a_clobbered_buffer_that_shows_at_step_eight(monkeypatch):
     assert [b.name for b in v.blamed] == ["args[1]['up']"]
 
 
+@pytest.mark.slow
 def test_a_planned_step_that_does_not_repeat_itself_fails(monkeypatch):
     def fault(call, out):
         return out[0], out[1], out[2] * (1 + 1e-6 * call)
@@ -219,7 +221,7 @@ def test_leaves_of_another_kind_are_said(monkeypatch):
     }
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_sharded_arguments_against_one_processor():
     """The sums are really added up in another order: by eight devices and by one."""
     mesh = Mesh(np.array(jax.devices()), ("rows",))
@@ -236,7 +238,7 @@ def test_sharded_arguments_against_one_processor():
     assert x.sharding.spec == PartitionSpec("rows")
 
 
-@pytest.mark.once
+@pytest.mark.slow
 def test_random_keys_counters_and_a_plan_that_moves_nothing():
     def step(state, x):
         key, new = jax.random.split(state["key"])

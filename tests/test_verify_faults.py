@@ -27,6 +27,7 @@ def failed(v):
     return {leaf.path for leaf in v.failed}
 
 
+@pytest.mark.slow
 def test_where_the_step_itself_is_random_nothing_is_blamed():
     draw = np.random.default_rng(0)
     answer = jax.ShapeDtypeStruct((), jnp.float32)
@@ -44,6 +45,7 @@ def test_where_the_step_itself_is_random_nothing_is_blamed():
         assert v.why.startswith("No decision can be blamed: the step itself gives")
 
 
+@pytest.mark.slow
 def test_nan_in_the_same_places_is_no_error(monkeypatch):
     def step(params, momentum, x):
         params, momentum, loss = train_step(params, momentum, x)
@@ -58,6 +60,7 @@ def test_nan_in_the_same_places_is_no_error(monkeypatch):
     assert failed(changed) == {"out[3]"}
 
 
+@pytest.mark.slow
 def test_a_planned_step_that_cannot_run_fails_in_words(monkeypatch):
     def fault(call, out):
         raise ValueError("INTERNAL: no such buffer\nmore")
@@ -70,7 +73,7 @@ def test_a_planned_step_that_cannot_run_fails_in_words(monkeypatch):
     assert [b.name for b in v.blamed] == ["args[1]['up']"]
 
 
-@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [lambda x: x * 1.0001, lambda x: x.at[3, 5].set(0.0)],
@@ -91,7 +94,6 @@ def test_a_reload_that_is_a_little_off_in_one_layer(fault, monkeypatch):
     assert [b.value for b in v.blamed] == [value]
 
 
-@pytest.mark.once
 def test_old_state_that_is_read_after_the_new_was_written(monkeypatch):
     def fault(call, out):
         params, momentum, loss = out

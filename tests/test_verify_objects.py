@@ -12,7 +12,7 @@ from stowax._errors import StepError
 from stowax._plan._plan import Plan
 from verified_steps import arguments, loss_fn, plan_for, verify
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
+pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 
 WIDTH, LAYERS = 16, 4
 
@@ -76,6 +76,7 @@ def test_objects_that_are_changed_rightly_pass_and_the_users_stay(planned):
         np.testing.assert_array_equal(mine, old)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.0, 1.001])
 def test_objects_that_are_changed_wrongly_are_found(planned, monkeypatch, factor):
     """Left as they were, or off by a little in one element."""

@@ -15,7 +15,7 @@ from stowax._plan._plan import Plan
 from stowax._verify._own import fed_back
 from verified_steps import arguments, loss_fn, plan_for, verify
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("usual_promotion")]
+pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 
 RATE = 1e-2
 
@@ -63,6 +63,7 @@ def state_of(optimizer, dtype=jnp.float32):
     return (params, optimizer.init(params)), x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_right_plan_passes_and_consumes_nothing(name):
     optimizer = OPTIMIZERS[name]()
@@ -77,6 +78,7 @@ def test_a_right_plan_passes_and_consumes_nothing(name):
     assert {"parameter", "optimizer state", "gradient"} <= roles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "scale"),
     [

@@ -8,8 +8,6 @@ from stowax._planner import evaluate, solve
 from stowax._search import _loop
 from stowax._search._windows import windowed, windows_of
 
-pytestmark = pytest.mark.once
-
 BODY = chain(count=10, bytes=24)  # 3 s forward; a copy takes 3 s
 ASKED = problem(BODY)
 CHOSEN = (("offload", "keep", "keep", "keep"),)
@@ -47,6 +45,7 @@ def test_the_solver_moves_less_where_less_hides():
     assert after.evaluation.seconds < evaluate(asked, (before,)).seconds
 
 
+@pytest.mark.slow
 def test_a_compiled_program_says_how_long_its_loops_work(monkeypatch):
     tried = []
 
@@ -71,6 +70,7 @@ def test_a_compiled_program_says_how_long_its_loops_work(monkeypatch):
     assert found.fits
 
 
+@pytest.mark.slow
 def test_the_next_question_has_the_windows_of_the_last_program(monkeypatch):
     searches = {}
     compile_before = _loop.Search.compile

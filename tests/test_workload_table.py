@@ -195,7 +195,6 @@ def test_budgets_go_from_the_smallest_to_keeping_everything():
     assert budgets == [10, 20, 30, 40, 50, 60, 70, 80]
 
 
-@pytest.mark.once
 def test_every_workload_divides_among_the_devices_of_its_targets():
     for name, workload in WORKLOADS.items():
         for place in workload.targets:

@@ -25,8 +25,6 @@ from benchmarks.models import (
 )
 from test_models import fake_target, types_of
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(autouse=True)
 def _strict():
@@ -123,6 +121,7 @@ def test_the_tutorials_layers_have_the_pages_bytes():
     assert types_of(gradients) == types_of((w1, w2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [gemma2, vision, paligemma2, mixtral])
 def test_small_form_learns(model):
     step, (state, *rest) = model.small()
@@ -136,6 +135,7 @@ def test_small_form_learns(model):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_local_layers_of_gemma2_do_not_see_beyond_their_window():
     config = gemma2.SMALL
     parameters = gemma2.initial_parameters(config, jax.random.key(0))

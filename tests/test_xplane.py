@@ -13,8 +13,6 @@ from stowax._timing._measured import timeline_of
 from stowax._timing._xplane import MARK, executions
 from traces import MODULE, event, step_program, trace
 
-pytestmark = pytest.mark.once
-
 MICRO = 1e-6
 
 

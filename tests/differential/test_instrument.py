@@ -51,6 +51,7 @@ def off_by(factor, at):
     return apply
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_wrong_number_is_found(at):
     verdict = judge(SMALL, Wishes(), Front(apply=off_by(1.001, at)))
@@ -63,6 +64,7 @@ def test_rounding_is_not_wrong():
     assert (verdict.outcome, verdict.compared) == ("as written", 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "mixed", "x64"])
 def test_another_program_of_the_plain_step_is_no_false_alarm(dtype):
     layer = ("matmul", "mlp", "attention", "sort", "layer norm")
@@ -91,6 +93,7 @@ def test_old_state_read_too_late_is_found():
     assert judge(program, Wishes(), Front(apply=apply)).outcome == "wrong"
 
 
+@pytest.mark.slow
 def test_decisions_are_drawn_for_values_and_state():
     streamed = Program(optimizer="optax adam", size="streamed", data=1)
     found = judge_all(streamed, Wishes(target="h200"), decisions=3)[1:]
@@ -100,6 +103,7 @@ def test_decisions_are_drawn_for_values_and_state():
     assert "offload optimizer state" in moved
 
 
+@pytest.mark.slow
 def test_a_wrong_number_under_drawn_decisions_is_found(monkeypatch):
     drawn = judge_module.draw_decisions
 
@@ -114,6 +118,7 @@ def test_a_wrong_number_under_drawn_decisions_is_found(monkeypatch):
     assert [v.outcome for v in found] == ["wrong"] * 2
 
 
+@pytest.mark.slow
 def test_a_pin_that_holds_for_nothing_is_left_out():
     pins = ("no such value", "keep"), ("activation", "recompute")
     program = dataclasses.replace(SMALL, layer=("matmul", "tanh", "mlp"))

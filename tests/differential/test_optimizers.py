@@ -269,7 +269,7 @@ def same(expected: Any, got: Any, where: str) -> None:
 CASES = [
     pytest.param(
         *(name, form),
-        marks=() if (name, form) in QUICK else pytest.mark.once,
+        marks=() if (name, form) in QUICK else pytest.mark.slow,
         id=f"{name}-{form}",
     )
     for name in OPTIMIZERS

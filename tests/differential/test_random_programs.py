@@ -7,7 +7,6 @@ hundreds, others each time; `python -m benchmarks.differential` takes thousands.
 import os
 
 import hypothesis
-import pytest
 from hypothesis import Phase
 
 from differential.choosers import drawn_by
@@ -18,7 +17,6 @@ FULL = os.environ.get("STOWAX_DIFFERENTIAL") == "full"
 PROGRAMS = 300 if FULL else 6
 
 
-@pytest.mark.once
 @hypothesis.settings(
     max_examples=PROGRAMS,
     derandomize=not FULL,

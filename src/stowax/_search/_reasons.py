@@ -93,7 +93,8 @@ def _state_reason(
     seconds = format_seconds(max(out, back))
     if decision == "keep":
         return f"its copies would take {seconds}"
-    if not (value.update_in or value.update_out):
+    read_only = survey.state.read_only if survey.state else ()
+    if value.index in read_only or not (value.update_in or value.update_out):
         return _read_only_reason(survey, value)
     for part in parts:
         if value.index in part.values:

@@ -380,12 +380,8 @@ def test_help_has_examples(command):
 
 
 def test_stdout_is_json_even_if_c_code_prints(write, tmp_path):
-    write(
-        STEP.replace(
-            'print("building the step")',
-            r'import os; os.write(1, b"noise from C\n"); print("noise")',
-        )
-    )
+    noisy = r'import os; os.write(1, b"noise from C\n"); print("noise")'
+    write(STEP.replace('print("building the step")', noisy))
     source = pathlib.Path(stowax.__file__).parents[1]
     result = subprocess.run(
         [sys.executable, "-m", "stowax", "plan", "train.py:make", "--json"],

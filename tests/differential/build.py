@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from .forms import FORMS
+from .handed import handed
 from .meshes import in_mesh, mesh_of, placed_batch, placed_state
 from .models import losses_of, sizes_of, weights
 from .optimizers import optimizer_of
@@ -215,6 +216,11 @@ def _core(program, mark, join):
 
 def build(program, mark, scale=1):
     """The step, with `mark` where the program marks what it differentiates."""
+    built = _built(program, mark, scale)
+    return dataclasses.replace(built, step=handed(program.handed, built.step))
+
+
+def _built(program, mark, scale):
     sizes = sizes_of(program, scale)
     if program.marks == "none":
         mark = lambda function: function

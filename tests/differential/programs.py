@@ -121,6 +121,15 @@ ARGUMENTS = (
 )
 LOSSES = ("square", "cross entropy", "tied head")
 SIZES = ("small", "by accident alike", "streamed")
+HANDED = (
+    "function",
+    "jitted",
+    "wrapper",
+    "wrapper of jitted",
+    "partial",
+    "method",
+    "object",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +148,7 @@ class Program:
     marks: str = MARKS[0]
     arguments: str = ARGUMENTS[0]
     size: str = SIZES[0]
+    handed: str = HANDED[0]
     layers: int = 2
     data: int = 0
 
@@ -147,7 +157,7 @@ class Program:
         """Every part, as the campaign counts them."""
         ops = sorted({*self.layer, *self.other})
         named = ("loop", "loss", "form", "around", "optimizer", "mesh", "dtype")
-        named += ("marks", "arguments", "size")
+        named += ("marks", "arguments", "size", "handed")
         return [f"layer: {name}" for name in ops] + [
             f"{name}: {getattr(self, name)}" for name in named
         ]
@@ -190,7 +200,10 @@ class Wishes:
 def draw(chooser):
     """A program and wishes of it."""
     program = draw_program(chooser)
-    return program, draw_wishes(chooser, program)
+    wishes = draw_wishes(chooser, program)
+    # Last: the seeds of records made before this part was there name the same programs.
+    handed = chooser.choose(HANDED[1:]) if chance(chooser, 3) else HANDED[0]
+    return dataclasses.replace(program, handed=handed), wishes
 
 
 def draw_program(chooser):
@@ -320,6 +333,7 @@ _PARTS = {
     "marks": MARKS,
     "loss": LOSSES,
     "optimizer": OPTIMIZERS,
+    "handed": HANDED,
 }
 
 

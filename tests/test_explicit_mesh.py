@@ -110,3 +110,29 @@ def test_a_constraint_over_the_mesh_that_is_set():
     with jax.set_mesh(mesh):
         jaxpr = jax.make_jaxpr(layers)(jnp.ones((8, 4)))
     assert any("sharding_constraint" in line for line in outline(jaxpr))
+
+
+def test_results_lie_as_a_jitted_step_was_told(usual_promotion):
+    """Types say how they lie inside of the step, and `out_shardings` how outside."""
+    mesh = mesh_over(jax.devices())
+    params, x = arrays_over(mesh, number)
+    told = (
+        NamedSharding(mesh, P(None, None, "d")),
+        {"up": NamedSharding(mesh, P()), "down": None},
+    )
+
+    def sgd(params, x):
+        value, grads = jax.value_and_grad(loss_fn)(params, x)
+        means = jax.tree.map(jnp.mean, params)
+        return jax.tree.map(lambda p, g: p - g, params, grads), {**grads}, value, means
+
+    written = jax.jit(sgd, out_shardings=(*told, None, None))
+    planned = stowax.jit(
+        written, pin={"activation": "recompute"}, compiles=4, progress=False
+    )
+    with jax.set_mesh(mesh):
+        expected, got = written(params, x), planned(params, x)
+    assert planned.plan.decisions
+    for a, b in zip(*map(jax.tree.leaves, (expected, got)), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+        assert b.sharding.is_equivalent_to(a.sharding, a.ndim)

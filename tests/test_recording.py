@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 
 import stowax
 from layered import run_layers
@@ -157,6 +158,37 @@ def test_a_mark_in_a_loop_that_is_differentiated_as_a_whole():
     step = found.apply(update(loss))
     expected = jax.jit(update(loss))(*arrays())
     jax.tree.map(np.testing.assert_array_equal, step(*arrays()), expected)
+
+
+def forwards(weights, x):
+    value, tangents = jax.linearize(lambda w: loss_of(w, x), weights)
+    return weights - 0.1 * tangents(weights) * weights, value
+
+
+def checked(weights, x):
+    def loss(weights):
+        value = loss_of(weights, x)
+        checkify.check(value < 1e6, "too large")
+        return value
+
+    value, grads = jax.value_and_grad(loss)(weights)
+    return weights - 0.1 * grads, value
+
+
+LEFT = {
+    "its derivative is taken forwards (by the function that jax.linearize returns): "
+    "nothing is stored for that. Take jax.vjp or jax.grad of it": forwards,
+    "it calls checkify.check, which stowax cannot read": checkify.checkify(checked),
+}
+
+
+@pytest.mark.parametrize(("why", "step"), LEFT.items(), ids=["linearize", "checkify"])
+def test_what_is_left_as_it_is_written_says_why(why, step):
+    found = stowax.plan(step, *arrays())
+    assert found.notes[0] == f"what is marked runs as it is written: {why}"
+    got, expected = found.apply(step)(*arrays()), jax.jit(step)(*arrays())
+    # Of checkify's result the error comes first, which JAX numbers anew in every trace.
+    jax.tree.map(np.testing.assert_array_equal, got[-1], expected[-1])
 
 
 def test_what_goes_wrong_inside_stowax_leaves_the_step_as_it_is_written(monkeypatch):

@@ -17,6 +17,7 @@ from jax._src import compute_on as _compute_on
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
+from jax._src import util as _util
 from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
 
@@ -143,9 +144,14 @@ def is_tracer(value: Any) -> bool:
 def trace_context() -> Any:
     """What JAX's traces depend on beside their arguments: mesh, precision, types.
 
+    Another after `jax.clear_caches`, which makes JAX trace again what it has traced.
     JAX 0.10 to 0.12.
     """
-    return _config.trace_context()
+    return _config.trace_context(), _epoch()
+
+
+# JAX forgets it with all else that `jax.clear_caches` clears.
+_epoch = _util.cache(max_size=1, trace_context_in_key=False)(object)
 
 
 def jit_is_off() -> bool:

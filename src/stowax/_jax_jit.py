@@ -3,8 +3,11 @@
 Served: JAX 0.10 to 0.12.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax._src.named_sharding import UnspecifiedValue as _Unspecified
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -30,3 +33,32 @@ def has_shardings(info: Any) -> bool:
         or any(layout is not None for layout in layouts)
         or options
     )
+
+
+def spread_as_told(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose results lie as its own `out_shardings` say where it is nested.
+
+    Over Explicit axes JAX heeds them at the outermost `jax.jit` only; further inside
+    it is the types that count. JAX 0.10 to 0.12.
+    """
+    info = jit_info(function)
+    if info is None or not any(_is_explicit(s) for s in info.out_shardings_leaves):
+        return function
+    told = info.out_shardings_treedef.unflatten(info.out_shardings_leaves)
+
+    def spread(sharding: Any, results: Any) -> Any:
+        if not _is_explicit(sharding):
+            return results
+        return jax.tree.map(lambda a: jax.sharding.reshard(a, sharding), results)
+
+    @functools.wraps(function)
+    def outermost(*args: Any, **kwargs: Any) -> Any:
+        out = function(*args, **kwargs)
+        return jax.tree.map(spread, told, out, is_leaf=lambda node: node is None)
+
+    return outermost
+
+
+def _is_explicit(sharding: Any) -> bool:
+    mesh = getattr(sharding, "mesh", None)
+    return mesh is not None and len(mesh.explicit_axes) == len(mesh.axis_names)

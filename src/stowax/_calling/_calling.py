@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from .._errors import ArgumentError, StowaxError
-from .._jax_jit import jit_info
+from .._jax_jit import jit_info, spread_as_told
 from ._known import Known, KnownStep, known
 from ._leaves import Static, computed, flatten, in_modules, is_whole
 from ._objects import is_object, merge, split, update
@@ -120,7 +120,7 @@ def flattened(
     taken = take(args, kwargs, what)
     if taken.plain and what.bare is not None:
         return taken, what.bare, what.bare
-    return taken, None, Flat(what.function, taken)
+    return taken, None, Flat(spread_as_told(what.function), taken)
 
 
 def as_jax_takes_it(

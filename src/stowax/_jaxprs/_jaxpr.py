@@ -48,14 +48,18 @@ def _inner(equation: Any) -> Any | None:
 
 
 def _constrain(values: list[Any], equation: Any) -> list[Any]:
-    """A nested `jit` may carry output shardings: they stay, as constraints."""
+    """A nested `jit` may carry output shardings: they stay, as constraints.
+
+    Not where types say how arrays are spread: JAX heeds the types there.
+    """
     shardings = equation.params.get("out_shardings")
     if shardings is None:
         return values
     return [
-        jax.lax.with_sharding_constraint(v, s)
-        if isinstance(s, jax.sharding.Sharding)
-        else v
+        v
+        if not isinstance(s, jax.sharding.Sharding)
+        or _jax.explicit_sharding(_jax.aval_of(v)) is not None
+        else jax.lax.with_sharding_constraint(v, s)
         for v, s in zip(values, shardings, strict=True)
     ]
 

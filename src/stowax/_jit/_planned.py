@@ -143,7 +143,7 @@ class Planned(KnownStep):
                 return fast(*args)
             except PlanMismatchError:
                 pass  # of another kind, or not yet where the plan wants them
-            except (RuntimeError, ValueError) as error:
+            except RuntimeError as error:
                 if not is_about_donation(error):
                     raise
         within = any(_jax.is_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs)))
@@ -174,6 +174,10 @@ class Planned(KnownStep):
         with self._lock:
             self._ready.clear()
             self._fast = None
+
+    def __copy__(self) -> "Planned":
+        """Itself, as functions are."""
+        return self
 
     def __deepcopy__(self, memo: Any) -> "Planned":
         """Itself, as functions are."""
@@ -321,7 +325,7 @@ def _as_it_is(out: Any) -> Any:
 
 
 def _types(arrays: Any) -> Hashable:
-    """Shapes, dtypes and shardings of arrays: what a plan is made for."""
+    """Shapes, types and shardings of arrays: what a plan is made for."""
     found = []
     for leaf in jax.tree.leaves(arrays):
         aval = _jax.aval_of(leaf)
@@ -329,5 +333,5 @@ def _types(arrays: Any) -> Hashable:
         spread = sharding if sharding and len(sharding.device_set) > 1 else None
         if spread is not None and spread.memory_kind not in (None, "device"):
             spread = spread.with_memory_kind("device")
-        found.append((aval.shape, aval.dtype, spread))
+        found.append((aval.shape, aval.dtype, aval.weak_type, spread))
     return tuple(found)

@@ -105,6 +105,21 @@ class _Step(KnownStep):
         """As `trace` of the function that `jax.jit` made; planned, if it is to be."""
         return self._ahead("trace", args, kwargs)
 
+    def clear_cache(self) -> None:
+        """As `clear_cache` of the function that `jax.jit` made: it is traced again."""
+        self._original.clear_cache()
+        if self.planned is not None:
+            self.planned.clear_cache()
+        self._left = False
+
+    def __copy__(self) -> "_Step":
+        """Itself, as functions are."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "_Step":
+        """Itself, as functions are."""
+        return self
+
     def _ahead(self, what: str, args: Any, kwargs: Any) -> Any:
         plainly = getattr(self._original, what)
         session, out = self._decided(lambda: plainly(*args, **kwargs))
@@ -166,6 +181,8 @@ class _Step(KnownStep):
         return self._original(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_original":  # of an object that is not made yet
+            raise AttributeError(name)
         return getattr(self._original, name)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -17,6 +17,10 @@ APART = (
     "its forward and its backward pass stand in different loops: the mark is inside of "
     "a loop that is differentiated as a whole. Mark the function around that loop"
 )
+FORWARDS = (
+    "its derivative is taken forwards (by the function that jax.linearize returns): "
+    "nothing is stored for that. Take jax.vjp or jax.grad of it"
+)
 MANUAL = "it is called inside of jax.shard_map, where every device has a program"
 ORDERED = "it has effects in a fixed order, which nothing may be moved across"
 

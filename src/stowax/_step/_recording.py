@@ -51,7 +51,8 @@ from ._roles import observe
 class Recording:
     """A step's one trace; `calls` are its marked calls in the order of the trace.
 
-    `outputs` is the tree of the step's results, `paths` are those of its leaves. `left`
+    `inputs` is the tree of its arguments, `outputs` that of its results, and `paths`
+    are those of the results' leaves. `left`
     says why marked functions run as they are written, if they do; then `calls` is
     empty. Of a `bare` recording nothing is planned at all. `names` are those of all
     marked functions that were called. `changed` are the arguments, by flat position,
@@ -62,6 +63,7 @@ class Recording:
     name: str
     jaxpr: Any
     calls: tuple[Call, ...]
+    inputs: Any
     outputs: Any
     paths: tuple[tuple[Any, ...], ...]
     names: tuple[str, ...]
@@ -125,6 +127,7 @@ def record_step(
         name=_name(step),
         jaxpr=jaxpr,
         calls=tuple(recorder.calls),
+        inputs=structure,
         outputs=seen["outputs"],
         paths=seen["paths"],
         names=tuple(dict.fromkeys(recorder.names)),
@@ -177,10 +180,15 @@ def as_written(
     return record_step(step, leaves, structure, read=False)
 
 
+_UNCHECKED = "a checkify.check which was not functionalized"  # JAX 0.10 to 0.12
+
+
 def why_not(error: Exception) -> str:
     """Why marked functions are left as they are written, after an error."""
     if isinstance(error, Unplannable):
         return str(error)
+    if _UNCHECKED in str(error):
+        return "it calls checkify.check, which stowax cannot read"
     line = (str(error).strip().splitlines() or ["no message"])[0][:200]
     return f"stowax cannot read it ({type(error).__name__}: {line})"
 

@@ -19,7 +19,7 @@ from .._jaxprs._control_flow import Run, is_control_flow, rebuild
 from .._jaxprs._jaxpr import bind, evaluate, is_checkpoint, is_float
 from .._layers._calls import Call
 from .._layers._rewrite import Rewriter
-from ._marked import APART, BACKWARD, OWN, PLAIN, holds_marks
+from ._marked import APART, BACKWARD, FORWARDS, OWN, PLAIN, holds_marks
 
 
 class _PullBack:
@@ -63,7 +63,7 @@ class Replay:
                 return self._marked(name, params, values)
         if not holds_marks(equation):
             if any(isinstance(v, _PullBack) for v in values):
-                raise Unplannable(APART)
+                raise Unplannable(FORWARDS if name == _TANGENTS else APART)
             return bind(equation, values)
         if name in _CALLS:
             return None  # opened by `evaluate`: tickets pass
@@ -125,6 +125,7 @@ def as_is(equation: Any, values: list[Any]) -> list[Any]:
     return bind(equation, values)
 
 
+_TANGENTS = "custom_lin"  # what a custom derivative rule becomes in `jax.linearize`
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
 _DERIVATIVE_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 

@@ -165,14 +165,37 @@ def _recorded(
     **Raises:** `PlanMismatchError` for one that was made on others.
     """
     if isinstance(step, Recording):
+        if structure != step.inputs:
+            raise PlanMismatchError(
+                f"step: its arguments are of the form {structure}, and the plan was "
+                f"made for {step.inputs}. Call it as it was planned; other arguments "
+                "take another plan."
+            )
         for leaf, variable in zip(
             leaves, _jax.open_jaxpr(step.jaxpr).invars, strict=True
         ):
+            check_promoted_alike(leaf, variable.aval)
             check_spread_alike(leaf, variable.aval)
         return step
     if read:
         return record_step(step, leaves, structure)
     return as_written(step, leaves, structure)
+
+
+def check_promoted_alike(leaf: Any, planned: Any) -> None:
+    """**Raises:** `PlanMismatchError` for a Python number in place of an array's.
+
+    Or the other way round: JAX promotes `bfloat16 * 0.1` to another type than
+    `bfloat16 * float32(0.1)`.
+    """
+    found = _jax.aval_of(leaf)
+    if found.weak_type != getattr(planned, "weak_type", False):
+        raise PlanMismatchError(
+            f"step: an argument is {found.str_short()} with weak_type="
+            f"{found.weak_type}, and the plan was made for "
+            f"{planned.str_short()} with weak_type={planned.weak_type}. Call it as it "
+            "was planned; other types take another plan."
+        )
 
 
 def check_spread_alike(leaf: Any, planned: Any) -> None:

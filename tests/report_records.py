@@ -143,7 +143,6 @@ PLAN = PlanRecord(
     keep_checkpoint=False,
     roll=True,
     row_major=False,
-    parts={},
     lean=False,
     late=True,
     gradients_on_host=False,

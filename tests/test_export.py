@@ -96,7 +96,6 @@ def plan(*decisions, unrolled=False, source="/home/me/model.py:30", stacks=True)
         keep_checkpoint=False,
         roll=True,
         row_major=False,
-        parts={},
         lean=False,
         late=True,
         gradients_on_host=False,
@@ -217,15 +216,6 @@ def test_an_unrolled_model_is_told_to_scan():
     assert "jax.lax.scan" not in code
     assert "prevent_cse=False" in code
     assert callable(run(code)["policy_model_30"])
-
-
-def test_parts_are_told_to_be_written_as_two():
-    whole = plan(*FULL)
-    assert "two parts" not in plan_as_code(whole)
-    divided = dataclasses.replace(whole, parts={"layers": 3})
-    code = plan_as_code(divided)
-    assert "runs a stack as two parts" in code
-    assert callable(run(code)["checkpointed_model_30"])
 
 
 def test_nothing_to_do():

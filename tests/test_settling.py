@@ -11,7 +11,6 @@ import pytest
 import stowax
 from stowax._layers._rewrite import Options
 from stowax._planner import smallest
-from stowax._search import _loop
 from stowax._search._lessons import Lessons
 from stowax._search._loop import MOST_COMPILES, Search
 from stowax._step._trace import trace_step
@@ -129,48 +128,6 @@ def test_a_compile_is_spared_once_something_fits(fits, compiled, monkeypatch):
     assert len(search.attempts) == 1 + compiled
     search.plan()
     assert len(search.attempts) == 2  # of four programs in all
-
-
-@pytest.mark.parametrize(
-    ("surprised", "known", "worth", "unfinished"),
-    [
-        (True, False, True, True),
-        (False, False, True, False),
-        (True, True, True, False),
-        (True, False, False, False),
-    ],
-)
-def test_a_search_goes_on_after_a_surprise_if_something_else_is_worth_a_compile(
-    surprised, known, worth, unfinished, monkeypatch
-):
-    search = searching(4 * LAYERS * MATRIX)
-    assert not search.is_unfinished()  # nothing was compiled yet
-    least = search.needing_least()
-    search.attempts = [object()]
-    monkeypatch.setattr(Search, "fits", lambda self, attempt: True)
-    monkeypatch.setattr(_loop, "waits_longer", lambda attempt: surprised)
-    monkeypatch.setattr(_loop, "better_known", lambda attempt, budget: False)
-    monkeypatch.setattr(Search, "settle", lambda self: least)
-    monkeypatch.setattr(Search, "_known", lambda self, decisions: known)
-    monkeypatch.setattr(Search, "_worth_it", lambda self, solution: worth)
-    assert search.is_unfinished() == unfinished
-
-
-def test_what_was_asked_of_the_same_programs_is_not_asked_again(monkeypatch):
-    """Settling takes seconds, and the answer is known."""
-    search, asked = searching(4 * LAYERS * MATRIX), []
-    least = search.needing_least()
-    search.attempts = [types.SimpleNamespace(decisions=least.decisions)]
-    monkeypatch.setattr(Search, "fits", lambda self, attempt: True)
-    monkeypatch.setattr(Search, "_surprised_by", lambda self, attempt: True)
-    monkeypatch.setattr(Search, "settle", lambda self: asked.append(1) or least)
-    search.plan()
-    assert len(search.attempts) == len(asked) == 1
-    assert not search.is_unfinished()
-    assert len(asked) == 1
-    search.attempts.append(search.attempts[0])
-    search.is_unfinished()
-    assert len(asked) == 2  # another program may have taught something
 
 
 def test_what_programs_need_of_the_host_beyond_the_model_is_left_free():

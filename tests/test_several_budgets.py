@@ -163,8 +163,7 @@ class Search:
     least: set = dataclasses.field(default_factory=set)
 
     def __post_init__(self):
-        options = types.SimpleNamespace(parts=())
-        self.survey = types.SimpleNamespace(bodies=(), options=options)
+        self.survey = types.SimpleNamespace(bodies=(), options=())
         self.forecast = types.SimpleNamespace(predictions={}, compiled={})
 
     def problem(self):

@@ -95,6 +95,25 @@ def draw_decisions(survey: Survey, chooser) -> Drawn:
             (value.needed or body.phase == "update") and whether("offload", value)
         ),
     )
+    return decided(survey, decisions)
+
+
+def offload_everything(survey: Survey) -> Drawn:
+    """A step whose parameters, gradients and state are on the host where they can be.
+
+    Of the activations what the backward pass needs is kept.
+    """
+    problem = survey.problem(survey.target.device_bytes, survey.target.host_bytes)
+    decisions = named(
+        problem,
+        keep=lambda body, value: value.needed,
+        offload=lambda body, value: body.phase == "update",
+    )
+    return decided(survey, decisions)
+
+
+def decided(survey: Survey, decisions, **options) -> Drawn:
+    """A step under these decisions."""
     moved = {
         f"{how} {value.role}"
         for body, chosen in zip(survey.bodies, decisions, strict=True)

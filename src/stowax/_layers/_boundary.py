@@ -19,8 +19,8 @@ with `stowax_`), and a registry holds an `Emission` for every such name:
   host slots, the last layer's late values, a scalar that tells when it is done.
 - "backward": constants, per-layer inputs, kept values, host slots, late values,
   that scalar, cotangents of the carry, of the per-layer outputs, totals of the
-  constants, for a part of a scan arrays with places for gradients → cotangents of the
-  carry, of the constants, of the per-layer inputs, all active ones only.
+  constants → cotangents of the carry, of the constants, of the per-layer inputs, all
+  active ones only.
 - "plain" (not differentiated): as forward, and nothing is stored.
 
 Per-layer inputs of an unrolled model come layer by layer: all layers of the first

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 
 from .._jax import aval_of
 from ._host_layers import HostGradients, HostLayers, after, can_order
-from ._host_slots import read_layer, write_layer
 from ._host_turns import Turn
 from ._stack import Stack
 
@@ -65,8 +64,7 @@ class Feed:
 
     def scanned(self) -> tuple[Any, list[Any]]:
         """What a scan hands to each iteration: its layer's number, stacked inputs."""
-        alone = self.stack.separate or self.stack.is_part
-        stacked = [] if alone else list(self.device.values())
+        stacked = [] if self.stack.separate else list(self.device.values())
         return jnp.arange(self.stack.count), stacked
 
     def start(self, signs: Sequence[Any]) -> dict[int, Any]:
@@ -95,8 +93,6 @@ class Feed:
         number, stacked = x
         if self.stack.separate:
             stacked = self._switched(number)
-        elif self.stack.is_part:
-            stacked = self._picked(number)
         found = dict(zip(self.device, stacked, strict=True))
         signs = [s for s in signs if can_order(aval_of(s))]
         for i, layers in self.host.items():
@@ -130,10 +126,6 @@ class Feed:
         with jax.named_scope(weights_scope(self.stack.name, number)):
             return self.host[i].fetch(layer)
 
-    def _picked(self, number: Any) -> list[Any]:
-        layer = number + self.stack.first
-        return [read_layer(x, layer) for x in self.device.values()]
-
     def _switched(self, number: Any) -> list[Any]:
         if not self.device:
             return []
@@ -150,8 +142,7 @@ class Writer:
 
     `places` says where, by the number of the body's input; those in `late` are written
     in the iteration after the one that makes them. `avals` are the types of one layer's
-    gradients, as the body makes them. `wholes` are arrays on the device, in which a
-    part of a scan has its places.
+    gradients, as the body makes them.
     """
 
     def __init__(
@@ -160,10 +151,8 @@ class Writer:
         places: Mapping[int, HostGradients],
         late: Sequence[int],
         avals: Mapping[int, Any],
-        wholes: Mapping[int, Any],
     ):
         self.stack, self.places, self.late = stack, places, list(late)
-        self.wholes = wholes
         self.parts = {i: jax.eval_shape(p.finish, avals[i]) for i, p in places.items()}
 
     def start(self) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -171,7 +160,7 @@ class Writer:
         count = self.stack.count
         buffers = {i: p.empty(count, self.parts[i]) for i, p in self.places.items()}
         waiting = {i: self._nothing(i) for i in self.late}
-        return {**buffers, **self.wholes}, waiting
+        return buffers, waiting
 
     def _nothing(self, i: int) -> Any:
         part, sharding = self.parts[i], self.parts[i].sharding
@@ -201,9 +190,6 @@ class Writer:
             for i, part in parts.items()
             if i not in self.late
         }
-        for i in self.wholes:
-            layer = number + self.stack.first
-            written[i] = write_layer(buffers[i], gradients[i], layer)
         return {**buffers, **written}, {i: parts[i] for i in self.late}
 
     def finish(

@@ -36,10 +36,9 @@ Kept = tuple[list[Any], dict[int, Any], dict[int, Any], list[Any]]
 the last layer's values that are fetched a layer ahead, which are still on the device,
 and scalars that are there when the forward pass is done (none unless asked for)."""
 
-Cotangents = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
-"""Of the active outputs that are carried, of the active per-layer outputs; what the
-active constants have got so far, and, for a part of a scan, the arrays in which
-gradients of the active per-layer inputs have their places (see `Activity`)."""
+Cotangents = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
+"""Of the active outputs that are carried, of the active per-layer outputs, and what the
+active constants have got so far (see `Activity`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,14 +190,13 @@ def run_backward(
     """
     kept, slots, last, signs = stored_values
     keep, late, early, ahead_of_use = ways(stored)
-    parts = Activity(stack, body)
-    ct_carry, ct_ys, totals, whole = cotangents
+    active = Activity(stack, body)
+    ct_carry, ct_ys, totals = cotangents
     places = {j + stack.first_layer_input: p for j, p in plan.places.items()}
     needs_row = places or _hosted(per_layer)
     row = BackwardRow(stack, body, stored) if needs_row else None
     feed = Feed(stack, per_layer, _turns(stack, row, per_layer, plan), backward=True)
-    wholes = dict(zip(parts.layers, whole, strict=True)) if whole else {}
-    writer = _writer(stack, body, row, places, plan, wholes)
+    writer = _writer(stack, body, row, places, plan)
 
     def fetch(number: int, layer: Any) -> Any:
         scope = f"stowax.fetch.{stack.name}.{number}"
@@ -228,13 +226,13 @@ def run_backward(
             grads = row.results(values)
             ahead = feed.following(x[0], ahead, values)
         by_input = dict(zip(body.active_inputs, grads, strict=True))
-        ct_consts = [by_input[i] for i in parts.consts]
-        carried = [by_input[i] for i in parts.carry]
+        ct_consts = [by_input[i] for i in active.consts]
+        carried = [by_input[i] for i in active.carry]
         # Not before the layer is done: a copy that nobody waits for holds nothing up.
         done = [ct for ct in carried if can_order(aval_of(ct))][:1]
         following = {n: staged(v, after(x[0], done)) for n, v in following.items()}
         buffers, waiting = writer.write(buffers, by_input, x[0])
-        out = [by_input[i] for i in parts.layers if i not in buffers]
+        out = [by_input[i] for i in active.layers if i not in buffers]
         return (carried, ct_consts, following, ahead, buffers, waiting), out
 
     (ct_carry, ct_consts, _, _, buffers, waiting), stacked = _scan(
@@ -245,7 +243,7 @@ def run_backward(
         reverse=True,
     )
     buffers, rest = writer.finish(buffers, waiting), iter(stacked)
-    ct_layers = [buffers[i] if i in buffers else next(rest) for i in parts.layers]
+    ct_layers = [buffers[i] if i in buffers else next(rest) for i in active.layers]
     return ct_carry, ct_consts, ct_layers
 
 
@@ -255,11 +253,10 @@ def _writer(
     row: BackwardRow | None,
     places: Mapping[int, HostGradients],
     plan: HostPlan,
-    wholes: Mapping[int, Any],
 ) -> Writer:
     """What writes the gradients in `places`, by the number of the body's input."""
     if row is None or not places:
-        return Writer(stack, {}, [], {}, wholes)
+        return Writer(stack, {}, [], {})
     numbers = dict(zip(body.active_inputs, row.gradients, strict=True))
     made = {i: numbers[i] for i in places}
     avals = {
@@ -268,7 +265,7 @@ def _writer(
     }
     sizes = {i: aval.size * aval.dtype.itemsize for i, aval in avals.items()}
     late = late_gradients(row.steps, made, sizes) if plan.late else []
-    return Writer(stack, places, late, avals, wholes)
+    return Writer(stack, places, late, avals)
 
 
 class Activity:

@@ -31,32 +31,23 @@ A model written as a Python loop has one array per layer where a scan has stacke
 The loop over the layer number then takes the layer's own arrays by `lax.switch`, which
 copies one layer's worth, and never stacks them. Straight-line code would not do: there
 XLA folds the round trip through the host away whenever it believes that there is room.
-
-A stack may run as two *parts*, each with decisions of its own: what one more value of
-all layers would not fit into is filled with that value of some. Two forward loops, and
-two backward ones: the gradients of weights are written in place, into the same arrays.
 """
 
 import dataclasses
-import functools
-import types
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import jax
 
-from .. import _jax
 from ._boundary import (
-    Boundary,
     Emission,
     emit_backward,
     emit_forward,
     emit_plain,
 )
-from ._host_slots import empty_array
-from ._linearize import Linearize, LinearizedBody
-from ._passes import Activity, Kept, zeros
-from ._stack import Choose, Stack, Stored, parts_of, scope_name
+from ._linearize import Linearize
+from ._passes import Activity, zeros
+from ._stack import Choose, Stack, Stored, scope_name
 
 __all__ = ["Choose", "Stack", "Stored", "run_stack", "scope_name"]
 
@@ -78,7 +69,6 @@ def run_stack(
     choose: Choose,
     linearize: Linearize,
     row_major: bool = False,
-    parts: Mapping[str, int] = types.MappingProxyType({}),
     label: bool = False,
     boundary: MutableMapping[str, Emission] | None = None,
 ) -> tuple[list[Any], list[Any], list[Any]]:
@@ -88,8 +78,7 @@ def run_stack(
     stack, one sequence of `count` arrays per input. **Returns:** final carry, the
     per-layer outputs stacked along their first axis, and the constants, handed through:
     what reads them later should read these (see `LinearizedBody`: their cotangents are
-    then added in the order of plain JAX). Where `parts` has the stack's name, with the
-    runs of the first part, it runs as two, and `choose` decides for each.
+    then added in the order of plain JAX).
 
     With a `boundary`, each of the stack's loops is one `jit` equation of the traced
     step, and `boundary` receives, under that equation's name, what is needed to emit
@@ -119,27 +108,31 @@ def run_stack(
         body = linearize(stack.body, active, carried)
         mine = _for_inputs(stack, body.active_inputs)
         consts, carry, per_layer = values
-        ran, left, ys = [], [], []
-        emit = functools.partial(emit_forward, label=label, boundary=boundary)
-        for part in parts_of(mine, parts.get(stack.name)):
-            stored, inputs = choose(part, body), part.inputs_of(per_layer)
-            carry, ys, kept = emit(part, body, stored, consts, carry, inputs)
-            ran.append((part, dict(stored)))
-            left.append(kept)
-        static = _Static((mine, body, ran))
-        return (carry, ys, list(consts)), [static, consts, per_layer, left]
+        stored = dict(choose(mine, body))
+        carry, ys, kept = emit_forward(
+            *(mine, body, stored, consts, carry, per_layer),
+            label=label,
+            boundary=boundary,
+        )
+        static = _Static((mine, body, stored))
+        return (carry, ys, list(consts)), [static, consts, per_layer, kept]
 
     def backward(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
-        static, consts, per_layer, left = residuals
-        mine, body, ran = static.value
+        static, consts, per_layer, kept = residuals
+        mine, body, stored = static.value
         active = Activity(mine, body)
         of_carry, of_ys, of_consts = cotangents
-        wanted = (
+        cotangents = (
             [_instantiate(of_carry[k]) for k in active.carry_out],
             [_instantiate(of_ys[k]) for k in active.y_out],
             [_instantiate(of_consts[i]) for i in active.consts],
         )
-        grads = _pull_back(body, ran, left, consts, per_layer, wanted, boundary)
+        of_carry, of_consts, of_layers = emit_backward(
+            mine, body, stored, consts, per_layer, kept, cotangents, boundary
+        )
+        if stack.separate:  # an array per layer, as it was given
+            of_layers = [[g[layer] for layer in range(stack.count)] for g in of_layers]
+        grads = of_carry, of_consts, of_layers
         return by_kind(_spread(mine, active, per_layer, grads))
 
     run.defvjp(forward, backward, symbolic_zeros=True)
@@ -182,63 +175,6 @@ def _spread(
         if stack.separate and grads[j] is None:
             grads[j] = [None] * len(xs)
     return grads
-
-
-def _pull_back(
-    body: LinearizedBody,
-    ran: Sequence[tuple[Stack, Stored]],
-    left: Sequence[Kept],
-    consts: Any,
-    per_layer: Sequence[Any],
-    wanted: tuple[list[Any], list[Any], list[Any]],
-    boundary: Boundary,
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """The backward loops of a stack's parts, the last one's first.
-
-    **Arguments:** `ran` are the parts with what they store, `left` what each has left;
-    `wanted` and the result as for `run_backward`, gradients of per-layer inputs in the
-    form of the inputs.
-    """
-    carried, of_ys, totals = wanted
-    active = Activity(ran[0][0], body)
-    found: list[Any] = []
-    for (part, stored), kept in zip(reversed(ran), reversed(left), strict=True):
-        whole = found[-1] if found else _places(part, active, per_layer)
-        carried, totals, layers = emit_backward(
-            part,
-            body,
-            stored,
-            consts,
-            part.inputs_of(per_layer),
-            kept,
-            (carried, of_ys, totals, whole if part.is_part else []),
-            boundary,
-        )
-        found.append(layers)
-    return carried, totals, _all_layers([part for part, _ in ran], found[::-1])
-
-
-def _places(part: Stack, active: Activity, per_layer: Sequence[Any]) -> list[Any]:
-    """Arrays for the gradients of all layers; every part writes its own."""
-    if not part.is_part:
-        return []
-    wholes = [per_layer[i - part.first_layer_input] for i in active.layers]
-    types = [_jax.aval_of(whole) for whole in wholes]
-    return [empty_array(t.shape, t, _jax.explicit_sharding(t)) for t in types]
-
-
-def _all_layers(ran: Sequence[Stack], found: Sequence[list[Any]]) -> list[Any]:
-    """Gradients of the per-layer inputs, of all parts, in the form of the inputs."""
-    if not ran[0].separate:
-        return found[0]
-    return [
-        [
-            gradient[layer]
-            for part, gradient in zip(ran, of_input, strict=True)
-            for layer in range(part.count)
-        ]
-        for of_input in zip(*found, strict=True)
-    ]
 
 
 def _instantiate(cotangent: Any) -> Any:

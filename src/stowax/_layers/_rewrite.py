@@ -33,14 +33,12 @@ class Options:
 
     `keep_checkpoint` leaves the user's own `jax.checkpoint` calls inside repeated
     bodies as they are; `roll` looks for the repeating blocks of unrolled loops;
-    `row_major` fixes how stored values lie in memory (see `Stack.lay_out`). `parts` has
-    stacks that run as two, by name, with the runs of the first.
+    `row_major` fixes how stored values lie in memory (see `Stack.lay_out`).
     """
 
     keep_checkpoint: bool = False
     roll: bool = True
     row_major: bool = False
-    parts: tuple[tuple[str, int], ...] = ()
 
 
 class Rewriter:
@@ -104,7 +102,6 @@ def run_call(
         choose=choose,
         linearize=linearize,
         row_major=options.row_major,
-        parts=dict(options.parts),
         label=label,
         boundary=boundary,
     )

@@ -6,10 +6,9 @@ layer's forward program.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._jax import open_jaxpr
 from .._jax_layouts import row_major
 from ._linearize import LinearizedBody
 
@@ -29,10 +28,6 @@ class Stack:
     array per layer (an unrolled model), others stacked along their first axis (a scan).
     `source` says where the user wrote it. With `row_major`, stored values lie in memory
     as their shapes say, whatever the compiler would like (see `lay_out`).
-
-    A stack may be a part of a scan: its runs are those from `first` on, of `total`.
-    Per-layer inputs and their gradients are then the whole scan's, and are read and
-    written in place: a slice of either would be a copy of it.
     """
 
     name: str
@@ -44,18 +39,6 @@ class Stack:
     reverse: bool = False
     separate: bool = False
     row_major: bool = False
-    first: int = 0
-    total: int | None = None
-
-    @property
-    def is_part(self) -> bool:
-        """Whether it is a part of a scan."""
-        return self.total is not None
-
-    def inputs_of(self, per_layer: Sequence[Any]) -> list[Any]:
-        """Of the whole stack's per-layer inputs those that a part is given."""
-        mine = slice(self.first, self.first + self.count)
-        return [x[mine] if self.separate else x for x in per_layer]
 
     def lay_out(self, value: Any) -> Any:
         """`value`, to be stored or just read, in the order in which it is stored.
@@ -75,30 +58,6 @@ class Stack:
     def first_layer_input(self) -> int:
         """Number of the first of the body's per-layer inputs."""
         return self.const_count + self.carry_count
-
-
-def can_run_as_parts(stack: Stack) -> bool:
-    """Whether a stack may be divided: parts' outputs would have to be put together."""
-    outputs = len(open_jaxpr(stack.body).outvars)
-    return outputs == stack.carry_count and not stack.reverse and stack.count > 1
-
-
-def parts_of(stack: Stack, first_part: int | None) -> tuple[Stack, ...]:
-    """The two parts of a stack in the order in which they run, or the whole."""
-    if first_part is None or not can_run_as_parts(stack):
-        return (stack,)
-
-    def part(number: int, first: int, count: int) -> Stack:
-        return dataclasses.replace(
-            stack,
-            name=f"{stack.name}_{number}",
-            source=f"{stack.source} ({first + 1} to {first + count} of {stack.count})",
-            count=count,
-            first=first,
-            total=None if stack.separate else stack.count,
-        )
-
-    return part(1, 0, first_part), part(2, first_part, stack.count - first_part)
 
 
 Choose = Callable[[Stack, LinearizedBody], Stored]

@@ -43,7 +43,6 @@ def put_into_effect(plan: PlanRecord, step: Callable[..., Any]) -> Any:
             keep_checkpoint=plan.keep_checkpoint,
             roll=plan.roll,
             row_major=plan.row_major,
-            parts=tuple(plan.parts.items()),
         ),
         donate=plan.donate_argnums,
         compiler_options=None if elsewhere else plan.compiler_options,

@@ -43,12 +43,6 @@ from jax.ad_checkpoint import checkpoint_name  # noqa: F401
 """
 
 
-_IN_PARTS = """# The plan runs a stack as two parts, one after the other. Write it as
-# two scans or loops, each over its own layers, with a policy each: of weights stacked
-# for a scan jax.tree.map(lambda w: w[:n], weights), then w[n:]. That copies them,
-# which the plan's own loops do not.
-"""
-
 _OPTIONS = """\
 # What the plan's program was compiled with, for jax.jit, without the options that leave
 # copies to the plan's own pipeline:
@@ -80,8 +74,6 @@ def plan_as_code(record: PlanRecord) -> str:
     """
     parts = [_HEADER.format(step=_one_line(record.step), target=record.target)]
     taken: set[str] = set()
-    if record.parts:
-        parts.append(_IN_PARTS)
     for stack in record.stacks:
         decisions = [d for d in record.decisions if d.stack == stack.name]
         parts.append(_stack_code(stack, decisions, taken))

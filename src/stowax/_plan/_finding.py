@@ -1,9 +1,9 @@
 """From what was asked to what was found: trace, survey, search, budget after budget.
 
 Trace the step (`_trace`), survey it on the target (`_survey`), search in all its forms
-(`_forms`), in parts (`_parts`), and change what was found (`_improve`). That for every
-budget; the fastest program that fits is the plan, whichever it was made for
-(`_budgets`). On a TPU that one is compiled once more (`_finish`).
+(`_forms`), and change what was found (`_improve`). That for every budget; the fastest
+program that fits is the plan, whichever it was made for (`_budgets`). On a TPU that one
+is compiled once more (`_finish`).
 """
 
 import dataclasses
@@ -34,7 +34,6 @@ from .._search._finish import finished
 from .._search._forms import Found, bytes_as_written, find_plan
 from .._search._improve import improve
 from .._search._loop import MOST_COMPILES, Search
-from .._search._parts import InParts, in_parts
 from .._search._refusals import narrower
 from .._search._trial import check_offloads
 from .._state._shards import device_bytes
@@ -302,8 +301,7 @@ def _searched(asked: Asked, search: Search) -> Found:
     except (CompileError, OffloadVanishedError) as error:
         return _narrower(search, error)
     try:
-        better = in_parts(found, InParts(**wishes), most)
-        better = improve(better, most, one_more=asked.has_one_more(better))
+        better = improve(found, most, one_more=asked.has_one_more(found))
         check_offloads(better.best.measured)
         return better
     except (CompileError, OffloadVanishedError) as error:

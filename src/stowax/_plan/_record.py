@@ -68,7 +68,6 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
         "keep_checkpoint": options.keep_checkpoint,
         "roll": options.roll,
         "row_major": options.row_major,
-        "parts": dict(options.parts),
         "late": not survey.tight,
         "gradients_on_host": survey.gradients_on_host,
         "least_bytes": survey.least_bytes,

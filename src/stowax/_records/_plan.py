@@ -17,7 +17,7 @@ from .._errors import ArgumentError, PlanMismatchError
 from .._files import write_whole
 from ._stages import Decision, Outcome, Role
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -139,8 +139,8 @@ class PlanRecord:
     spent waiting for host copies; `model_seconds` is what the planner expected. `gap`
     is the distance to the proven bound under the planner's model. `smallest_budget` is
     the least that any plan needs that the `pins` and `forbid` allow, of a program that
-    was compiled or, by `smallest_budget_is`, only predicted. `keep_checkpoint`, `roll`,
-    `row_major` and `parts` are how the step is read and run (`_rewrite.Options`),
+    was compiled or, by `smallest_budget_is`, only predicted. `keep_checkpoint`, `roll`
+    and `row_major` are how the step is read and run (`_rewrite.Options`),
     `lean` and `late` are how parameters in host memory are fetched and their gradients
     written (`_passes.HostPlan`), `gradients_on_host` says that those which the step
     returns of such parameters come in host memory, `least_bytes` is what is worth a
@@ -180,7 +180,6 @@ class PlanRecord:
     keep_checkpoint: bool
     roll: bool
     row_major: bool
-    parts: dict[str, int]
     lean: bool
     late: bool
     gradients_on_host: bool

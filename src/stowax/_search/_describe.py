@@ -210,12 +210,6 @@ def notes(
             "optimizer state leaves the device. Pin an activation or a parameter to "
             "'offload' or 'recompute' to have them run as a loop",
         )
-    if survey.options.parts:
-        found.insert(
-            0,
-            "the layers run as two parts, one after the other, with decisions of their "
-            "own: they fill memory that one more value of all layers does not fit into",
-        )
     left = survey.step.recording.left
     if left:
         found.insert(0, f"what is marked runs as it is written: {'; '.join(left)}")

@@ -60,8 +60,7 @@ class Found:
     @property
     def as_written(self) -> bool:
         """Whether the layers of a Python loop run as they are written."""
-        parts = self.search.survey.options.parts
-        return self.search is not self.rolled and not parts
+        return self.search is not self.rolled
 
     def smallest_budget(self) -> tuple[int, Source]:
         """Device bytes below which no plan in any form is known to fit; who says so."""

@@ -65,8 +65,7 @@ class Search:
     `lessons` what the planner's memory model was seen to leave out, `windows` how long
     the last program's loops work, `proposed` every solution that a prediction was made
     for, `nearly` what was too big by little, `untaught` what needs least by the model
-    alone, by the budget of the host, `content_with` how many attempts there were when
-    nothing more was worth a compile.
+    alone, by the budget of the host.
     """
 
     survey: Survey
@@ -90,7 +89,6 @@ class Search:
     solving_seconds: float = 0.0
     least: set[Decisions] = dataclasses.field(default_factory=set)
     untaught: dict[int, Solution] = dataclasses.field(init=False, default_factory=dict)
-    content_with: int = dataclasses.field(init=False, default=-1)
     forecast: Forecast = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -166,7 +164,6 @@ class Search:
         if anything_fits:
             solution = self._next()
             if solution is None:
-                self.content_with = len(self.attempts)
                 return False
         else:
             ways = (self.settle, self.needing_least)
@@ -178,12 +175,6 @@ class Search:
             if last and solution.decisions in self.least and not least_last:
                 return False
         return self._surprised_by(self.compile(solution, MOST_COMPILES))
-
-    def is_unfinished(self) -> bool:
-        """Whether the last program was a surprise, and something else is worth one."""
-        if not self.attempts or self.content_with == len(self.attempts):
-            return False
-        return self._surprised_by(self.attempts[-1]) and self._next() is not None
 
     def _surprised_by(self, attempt: Attempt) -> bool:
         """Whether a program is reason enough for another one."""

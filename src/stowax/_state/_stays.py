@@ -31,7 +31,6 @@ _WITHOUT_PLACE = "the step returns nothing in its type that takes its place"
 _OUTSIDE = (
     "something outside of repeated layers needs it, or no repeated layer reads it"
 )
-_IN_PARTS = "its layers run as two parts, which read one array"
 _WHOLE = "what is made of it is needed whole on the device"
 _TOGETHER = "arrays that are one value with it stay, and they move together"
 _LEFT_OPEN = "it has no sharding, and others are spread over a mesh"
@@ -118,7 +117,6 @@ class _Reasons:
         }
         crossing = {i for i in self.axes if not self._refused(i)}
         _, self.clashing = lying_orders(found, step, specs, target.platform, crossing)
-        self.in_parts = any(e.stack.is_part for e in step.boundary.values())
         self.given = {i for g in found.groups if g.gives for i in g.reads}
 
     def small(self, i: int) -> bool:
@@ -147,7 +145,7 @@ class _Reasons:
         if leaf.way == "device":
             return leaf.reason
         if i not in self.axes:
-            return _IN_PARTS if self.in_parts else _OUTSIDE
+            return _OUTSIDE
         if refused := self._refused(i):
             return refused
         if i in self.clashing:

@@ -121,7 +121,7 @@ def find_feeds(
     gradients: dict[int, HostValue] = {}
     for position, node in enumerate(program.nodes):
         emission = emission_of(node, boundary)
-        if emission is None or emission.stack.is_part:
+        if emission is None:
             continue
         mine: list[int] = []
         for j, numbers in enumerate(emission.layer_inputs):
@@ -194,7 +194,7 @@ def _chains(
 def _is_layer_input(node: Node, number: int, boundary: Mapping[str, Emission]) -> bool:
     """Whether a value comes into a loop as per-layer input, and as nothing else."""
     emission = emission_of(node, boundary)
-    if emission is None or emission.stack.is_part:
+    if emission is None:
         return False
     per_layer = {n for numbers in emission.layer_inputs for n in numbers}
     return all(k in per_layer for k, i in enumerate(node.inputs) if i == number)

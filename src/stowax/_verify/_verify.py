@@ -131,7 +131,6 @@ def _verified(
         keep_checkpoint=plan.keep_checkpoint,
         roll=plan.roll,
         row_major=plan.row_major,
-        parts=tuple(plan.parts.items()),
     )
     traced = trace_step(step, args, options)
     check_learns(step, args, traced)

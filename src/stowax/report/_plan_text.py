@@ -224,9 +224,8 @@ def _step_time(record: PlanRecord) -> str:
 def _bound(record: PlanRecord) -> str:
     bound = format_seconds(record.bound_seconds)
     model = format_seconds(record.model_seconds)
-    which = "no plan with layers divided so" if record.parts else "no plan"
     found = f"this one: {model}; gap {record.gap:.2%}"
-    return f"{which} is predicted below {bound} ({found})"
+    return f"no plan is predicted below {bound} ({found})"
 
 
 def _binding(record: PlanRecord) -> str:

@@ -21,6 +21,7 @@ from .._calling._known import Known, KnownStep, known
 from .._errors import ArgumentError, MisfitError, StepError
 from .._mark import current, noticing
 from .._plan._plan import Plan
+from . import _equinox
 from ._placing import on_device
 from ._planned import Planned, Wishes, given_plan, wished
 
@@ -247,6 +248,8 @@ def planning(
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if f"{caller}.".startswith(_JAXS_OWN) or _active is None:
             return real(fun, **options)
+        if _equinox.is_equinoxs(caller, fun):
+            return _of_equinox(real, fun, options)
         return _Step(functools.partial(real, **options), fun)
 
     functools.update_wrapper(jit, real)
@@ -259,6 +262,23 @@ def planning(
         _active = None
         _replace(jit, real)
         _forget()
+
+
+def _of_equinox(
+    real: Callable[..., Any], fun: Callable[..., Any], options: Mapping[str, Any]
+) -> _equinox.Regrouped:
+    """What `eqx.filter_jit` has in place of a function that `real` jits."""
+    others = {k: v for k, v in options.items() if k not in _equinox.SAID}
+
+    def make(regrouped: Any, **more: Any) -> _Step:
+        return _Step(functools.partial(real, **others, **more), regrouped)
+
+    def lower(*args: Any) -> Any:
+        if _active is not None:
+            _active.notes.append(f"{fun.__name__} is lowered as it is written")
+        return real(fun, **options).lower(*args)
+
+    return _equinox.Regrouped(make, fun, lower)
 
 
 def _replace(old: Any, new: Any) -> None:

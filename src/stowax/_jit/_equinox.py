@@ -1,0 +1,123 @@
+"""Steps that `eqx.filter_jit` makes, with the user's arguments as arguments.
+
+Equinox calls `jax.jit`'s function with the leaves of all arguments but the first in one
+tuple. What is planned is given away by argument: the optimizer's state would stay on
+the device because the batch does. So the function is jitted with each of the user's
+arguments in a place of its own, as the tree that it is.
+
+Served: Equinox 0.13.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_MODULE = "equinox._jit"
+_PARAMETERS = ["dynamic_donate", "dynamic_nodonate", "static"]
+
+SAID = ("donate_argnums", "static_argnums")
+"""What it says to `jax.jit` of arguments, which are in other places here."""
+
+_Parts = Mapping[str, Sequence[Any]]
+
+
+def is_equinoxs(caller: str, function: Any) -> bool:
+    """Whether `eqx.filter_jit` jits `function`, and in the way that is known here."""
+    parameters = caller == _MODULE and inspect.signature(function).parameters
+    return bool(parameters) and list(parameters) == _PARAMETERS
+
+
+class Regrouped:
+    """What `eqx.filter_jit` calls in place of `jax.jit`'s function.
+
+    `make(function, **options)` jits, once for each number of arguments. Calls have two
+    dicts, of what is donated and what is not, with the leaves of the function itself
+    (`fun`), of its `first` argument and of the `rest`, which are a tuple and a dict.
+    `static` has the same three, each with its other leaves and its tree. `lower` is
+    that of the function as it is written: Equinox calls what is compiled of it.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        function: Callable[..., Any],
+        lower: Callable[..., Any],
+    ):
+        self._make, self._function, self.lower = make, function, lower
+        self._steps: dict[tuple[frozenset[str], int], Any] = {}
+
+    def __call__(self, given: _Parts, kept: _Parts, static: Any) -> Any:
+        """As the function that Equinox jits."""
+        step, args = self._regrouped(given, kept, static)
+        return step(*args, static=static)
+
+    def _regrouped(
+        self, given: _Parts, kept: _Parts, static: Any
+    ) -> tuple[Any, tuple[Any, ...]]:
+        parts, donated = {**given, **kept}, frozenset(given)
+        _, (_, of_first), (_, of_rest) = static
+        pairs = zip(_arguments(of_rest), _cut(of_rest, parts["rest"]), strict=True)
+        rest = [_tree(structure, leaves) for structure, leaves in pairs]
+        args = _tree(of_first, parts["first"]), *rest, tuple(parts["fun"])
+        key = donated, len(args)
+        if key not in self._steps:
+            places = {"first": [0], "rest": range(1, len(args) - 1)}
+            positions = [k for name in donated for k in places.get(name, ())]
+            self._steps[key] = self._make(
+                _with_arguments(self._function, donated),
+                donate_argnums=tuple(sorted(positions)),
+                static_argnames="static",
+            )
+        return self._steps[key], args
+
+
+def _with_arguments(
+    function: Callable[..., Any], donated: frozenset[str]
+) -> Callable[..., Any]:
+    def taking_arguments(*args: Any, static: Any) -> Any:
+        first, *rest, fun = args
+        _, (_, of_first), (_, of_rest) = static
+        pairs = zip(_arguments(of_rest), rest, strict=True)
+        parts = {
+            "fun": fun,
+            "first": _leaves(of_first, first),
+            "rest": tuple(leaf for pair in pairs for leaf in _leaves(*pair)),
+        }
+        given = {name: parts.pop(name) for name in sorted(donated)}
+        return function(given, parts, static)
+
+    functools.update_wrapper(taking_arguments, function)
+    del taking_arguments.__wrapped__  # it takes other arguments
+    return taking_arguments
+
+
+def _arguments(structure: Any) -> list[Any]:
+    """The trees of positional arguments, and then that of those by name."""
+    by_position, by_name = structure.children()
+    return [*by_position.children(), by_name]
+
+
+def _cut(structure: Any, leaves: Sequence[Any]) -> list[Sequence[Any]]:
+    """The leaves of each of the arguments."""
+    found, start = [], 0
+    for argument in _arguments(structure):
+        found.append(leaves[start : start + argument.num_leaves])
+        start += argument.num_leaves
+    return found
+
+
+def _tree(structure: Any, leaves: Sequence[Any]) -> Any:
+    """A tree with `None` for what is no array; its leaves where its class objects."""
+    try:
+        return structure.unflatten(leaves)
+    except Exception:
+        return tuple(leaves)
+
+
+def _leaves(structure: Any, tree: Any) -> tuple[Any, ...]:
+    """What `_tree` was made of."""
+    try:
+        return tuple(structure.flatten_up_to(tree))
+    except ValueError:
+        return tuple(tree)

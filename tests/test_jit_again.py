@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import enum
 import functools
 
 import jax
@@ -79,6 +80,66 @@ def test_arguments_of_another_form(way, again):
             expected, got = plain(WEIGHTS, *call), step(WEIGHTS, *call)
             assert [a.dtype for a in got] == [a.dtype for a in expected]
             jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+STATIC = [
+    (1, True, 1.0),
+    (np.float32(2), 2),
+    (enum.IntEnum("Kind", {"one": 1}).one, 1),
+]
+
+
+@pytest.mark.parametrize("kinds", [STATIC[0], slow(STATIC[1]), slow(STATIC[2])])
+def test_static_arguments_that_are_equal_and_of_other_types(kinds):
+    def step(weights, kind):
+        scale = {bool: 5.0, int: 1.0, float: 2.0}.get(type(kind), 3.0)
+        loss, grads = jax.value_and_grad(lambda w: scale * loss_of(w, X))(weights)
+        return weights - 0.1 * grads, loss
+
+    plain = jax.jit(step, static_argnums=1)
+    planned = stowax.jit(
+        step, static_argnums=1, budget="60%", compiles=4, progress=False
+    )
+    for kind in kinds:
+        assert float(planned(WEIGHTS, kind)[1]) == float(plain(WEIGHTS, kind)[1])
+    jitted = stowax.plan(plain, WEIGHTS, kinds[0], budget="60%", compiles=4)
+    applied = jitted.apply(plain)
+    for kind in kinds:
+        got = applied(jnp.copy(WEIGHTS), kind)[1]
+        assert float(got) == float(plain(WEIGHTS, kind)[1])
+
+
+@pytest.mark.parametrize("way", ["jit", slow("planning")])
+def test_a_call_by_name_is_traced_for_itself(way):
+    rate = [0.1]
+
+    def step(weights, x):
+        return weights - rate[0] * jax.grad(loss_of)(weights, x)
+
+    def run(make):
+        rate[0], made = 0.1, make(lambda weights, x: step(weights, x))
+        first = made(WEIGHTS, X)
+        rate[0] = 10.0
+        return first, made(WEIGHTS, x=X), made(WEIGHTS, X)
+
+    with planned(way) as make:
+        np.testing.assert_array_equal(run(make), run(jax.jit))
+
+
+@in_both_ways
+def test_a_step_that_closes_over_what_is_traced(way):
+    def step(weights, x):
+        loss, grads = jax.value_and_grad(loss_of)(weights, x)
+        return weights - 0.1 * grads, loss
+
+    def run(make):
+        loss = lambda scale: make(lambda w: step(w, X * scale))(WEIGHTS)[1]
+        return jax.grad(loss)(2.0), jax.jit(loss)(2.0), jax.vmap(loss)(jnp.ones(2))
+
+    expected = run(jax.jit)
+    with planned(way) as make:
+        for got, value in zip(run(make), expected, strict=True):
+            np.testing.assert_allclose(got, value, rtol=2e-2)  # of bfloat16
 
 
 @pytest.mark.parametrize(

@@ -141,17 +141,26 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, _core.Tracer)
 
 
-def trace_context() -> Any:
-    """What JAX's traces depend on beside their arguments: mesh, precision, types.
+def trace_context() -> tuple[Any, object]:
+    """What JAX's traces depend on beside their arguments.
 
-    Another after `jax.clear_caches`, which makes JAX trace again what it has traced.
-    JAX 0.10 to 0.12.
+    First its settings (mesh, precision, types), then what is another object after
+    `jax.clear_caches`, which makes JAX trace again what it has traced (JAX 0.10 to
+    0.12).
     """
     return _config.trace_context(), _epoch()
 
 
 # JAX forgets it with all else that `jax.clear_caches` clears.
 _epoch = _util.cache(max_size=1, trace_context_in_key=False)(object)
+
+
+def is_tracing() -> bool:
+    """Whether what is called here is a part of what JAX traces (JAX 0.10 to 0.12).
+
+    Whatever its arguments are: it may close over what is traced around it.
+    """
+    return not _core.trace_state_clean()
 
 
 def jit_is_off() -> bool:

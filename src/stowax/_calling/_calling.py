@@ -25,6 +25,7 @@ from .._jax_jit import jit_info, spread_as_told
 from ._known import Known, KnownStep, known
 from ._leaves import Static, computed, flatten, in_modules, is_whole
 from ._objects import is_object, merge, split, update
+from ._told import placed_as_told
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ def take(args: Sequence[Any], kwargs: Mapping[str, Any], known: Known) -> Taken:
     **Raises:** `ArgumentError` for what is neither an array nor hashable.
     """
     args, kwargs = known.ordered(args, kwargs)
+    args = placed_as_told(known.function, args)
     whole = (*args, dict(kwargs)) if kwargs else args
     leaves, structure = flatten(whole)
     flags = tuple(computed(whole, leaves, known.numbers))

@@ -24,7 +24,8 @@ class Known:
 
     `static` are positions and `named` names of arguments that are no arrays, `donated`
     the positions of those that a call gives away; `None` where nothing is said of
-    that. `numbers` tells whether Python's numbers are computed with.
+    that. Negative static ones count from the end of what a call is given. `numbers`
+    tells whether Python's numbers are computed with.
     """
 
     function: Callable[..., Any]
@@ -51,34 +52,26 @@ class Known:
         donate_argnums: Any = None,
         donate_argnames: Any = None,
     ) -> "Known":
-        """The same with what `jax.jit` would be told of the step."""
-        static, named = self._places(static_argnums, static_argnames)
-        given, by_name = self._places(donate_argnums, donate_argnames)
-        del by_name  # an argument that only has a name is not donated
+        """The same with what `jax.jit` would be told of the step.
+
+        **Raises:** what `jax.jit` raises for positions and names that are none.
+        """
+        info = _jax_jit.jit_info(
+            jax.jit(
+                self.function,
+                static_argnums=static_argnums,
+                static_argnames=static_argnames,
+                donate_argnums=donate_argnums,
+                donate_argnames=donate_argnames,
+            )
+        )
         silent = donate_argnums is None and donate_argnames is None
         return dataclasses.replace(
             self,
-            static=self.static | static,
-            named=self.named | named,
-            donated=self.donated if silent else given,
+            static=self.static | {*info.static_argnums},
+            named=self.named | {*info.static_argnames},
+            donated=self.donated if silent else _donated(info),
         )
-
-    def _places(
-        self, numbers: Any, names: Any
-    ) -> tuple[frozenset[int], frozenset[str]]:
-        """Positions and names of arguments, the ones inferred from the others."""
-        numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
-        names = (names,) if isinstance(names, str) else tuple(names or ())
-        try:
-            found = inspect.signature(self.function).parameters.values()
-        except (TypeError, ValueError):
-            found = ()
-        only_named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-        parameters = [p.name for p in found if p.kind not in only_named]
-        places = {n % len(parameters) if n < 0 else n for n in numbers}
-        places |= {parameters.index(name) for name in names if name in parameters}
-        known_by = {parameters[n] for n in places if n < len(parameters)}
-        return frozenset(places), frozenset({*names, *known_by})
 
     def ordered(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -89,9 +82,9 @@ class Known:
         """
         if kwargs:
             args, kwargs = self._bound(args, kwargs)
-        ordered = tuple(
-            Static(a) if k in self.static else a for k, a in enumerate(args)
-        )
+        count = len(args)
+        static = {n + count if n < 0 else n for n in self.static}
+        ordered = tuple(Static(a) if k in static else a for k, a in enumerate(args))
         return ordered, {
             k: Static(a) if k in self.named else a for k, a in kwargs.items()
         }
@@ -170,7 +163,7 @@ def _of_filter_jit(step: Any) -> frozenset[int] | None:
 
 
 def _of_jit(step: Any, info: Any) -> Known:
-    donated = frozenset(info.donate_argnums)
+    donated = _donated(info)
     return Known(
         function=step,
         jitted=True,
@@ -178,3 +171,12 @@ def _of_jit(step: Any, info: Any) -> Known:
         named=frozenset(info.static_argnames),
         donated=donated or None,
     )
+
+
+def _donated(info: Any) -> frozenset[int]:
+    """Positions that `jax.jit` donates.
+
+    Of an argument that only has a name, and of negative ones among `*args`, it keeps no
+    position that it would donate.
+    """
+    return frozenset(n for n in info.donate_argnums if n >= 0)

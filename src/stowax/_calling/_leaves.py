@@ -18,11 +18,25 @@ from ._objects import is_object
 _NUMBERS = (bool, int, float, complex)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Static:
-    """An argument that the step's own `jit` takes as it is."""
+    """An argument that the step's own `jit` takes as it is.
+
+    Equal ones are of the same type, as `jax.jit` has it: `1`, `1.0` and `True` make
+    programs of their own.
+    """
 
     value: Any
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same argument to `jax.jit`."""
+        if not isinstance(other, Static) or type(self.value) is not type(other.value):
+            return False
+        return bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        """The same for equal ones."""
+        return hash((type(self.value), self.value))
 
 
 def is_whole(leaf: Any) -> bool:

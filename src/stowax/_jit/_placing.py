@@ -90,12 +90,42 @@ def is_about_donation(error: Exception) -> bool:
     return _OF_DONATION.match(str(error)) is not None
 
 
+def on_one_mesh(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`arrays`, those from nowhere on the mesh that the types of others name.
+
+    Or on that which is set. JAX mixes both, and what comes out is on the mesh. A plan
+    is made for one of them.
+    """
+    leaves = jax.tree.leaves(arrays)
+    types = (_jax.explicit_sharding(_jax.aval_of(leaf)) for leaf in leaves)
+    typed = [k for k, sharding in enumerate(types) if sharding is not None]
+    mesh = leaves[typed[0]].sharding.mesh if typed else jax.sharding.get_mesh()
+    if len(typed) == len(leaves) or not mesh.explicit_axes:
+        return arrays
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def put(leaf: Any) -> Any:
+        if _jax.explicit_sharding(_jax.aval_of(leaf)) is not None:
+            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf if leaf.sharding else leaf.update(sharding=whole)
+        if isinstance(leaf, jax.Array) and leaf.committed:
+            return leaf
+        # Python's numbers have a type of their own, and no mesh in it.
+        return jax.device_put(leaf, whole) if hasattr(leaf, "shape") else leaf
+
+    return jax.tree.map(put, arrays)
+
+
 def on_device(tree: Any) -> Any:
     """Arrays in host memory, on the device that they belong to."""
 
     def fetched(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array) or _jax.is_tracer(leaf):
+        if not isinstance(leaf, jax.Array):
             return leaf
+        if _jax.is_tracer(leaf):
+            host = _jax.in_host_memory(leaf)
+            return jax.device_put(leaf, jax.memory.Space.Device) if host else leaf
         if leaf.sharding.memory_kind != "pinned_host":
             return leaf
         return jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))

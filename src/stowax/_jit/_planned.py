@@ -36,7 +36,7 @@ from .._plan._planning import asked_for, found_for
 from .._state._places import check_alive
 from .._target._machine import Target
 from ._kept import Kept
-from ._placing import Placing, apart, is_about_donation, on_device
+from ._placing import Placing, apart, is_about_donation, on_device, on_one_mesh
 from ._processes import agreed
 
 
@@ -94,7 +94,9 @@ class _Ready:
             return on_device(taken.arrays)
         check_alive(taken.arrays)
         arrays = apart(taken.arrays, self.plan.donate_argnums)
-        return arrays if self.placing is None else self.placing.place(arrays)
+        if self.placing is None:  # what another step's plan has put there comes back
+            return on_device(arrays)
+        return self.placing.place(arrays)
 
     @property
     def fast(self) -> Callable[..., Any]:
@@ -136,6 +138,8 @@ class Planned(KnownStep):
 
         **Raises:** what `stowax.plan` raises, and the step itself; `MisfitError`.
         """
+        if _jax.is_tracing() or _jax.jit_is_off():
+            return self.known.function(*on_device(args), **on_device(kwargs))
         # Under other settings of JAX's the same arguments are another program.
         fast = None if kwargs else self._fast  # which knows no names
         if fast is not None and self._context == _jax.trace_context():
@@ -143,12 +147,9 @@ class Planned(KnownStep):
                 return fast(*args)
             except PlanMismatchError:
                 pass  # of another kind, or not yet where the plan wants them
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 if not is_about_donation(error):
                     raise
-        within = any(_jax.is_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs)))
-        if within or _jax.jit_is_off():
-            return self.known.function(*args, **kwargs)
         with together():
             taken, ready = self._for(args, kwargs)
             return ready.give(ready.run(*ready.arrays(taken)))
@@ -167,7 +168,8 @@ class Planned(KnownStep):
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As `eval_shape` of `jax.jit`'s functions; nothing is planned."""
-        return jax.eval_shape(self.known.function, *args, **kwargs)
+        function, kwargs = self.known.function, on_device(kwargs)
+        return jax.eval_shape(function, *on_device(args), **kwargs)
 
     def clear_cache(self) -> None:
         """Forgets the programs; the next call makes them again."""
@@ -192,9 +194,13 @@ class Planned(KnownStep):
     ) -> tuple[Taken, _Ready]:
         """The arguments taken apart, and the program for them."""
         taken, own, flat = flattened(self.known, args, kwargs)
+        taken = dataclasses.replace(taken, arrays=on_one_mesh(taken.arrays))
         context = _jax.trace_context()
-        key = taken.key, _types(taken.arrays), context
+        # By name or by position: JAX makes a program for either.
+        key = taken.key, _types(taken.arrays), context, len(args), tuple(sorted(kwargs))
         with self._lock:
+            if self._context is not None and self._context[1] is not context[1]:
+                self._ready.clear()  # as `jax.clear_caches` has cleared all of JAX's
             if key not in self._ready:
                 with explaining(taken):
                     self._ready[key] = self._made(taken, own is not None, flat)
@@ -333,5 +339,6 @@ def _types(arrays: Any) -> Hashable:
         spread = sharding if sharding and len(sharding.device_set) > 1 else None
         if spread is not None and spread.memory_kind not in (None, "device"):
             spread = spread.with_memory_kind("device")
-        found.append((aval.shape, aval.dtype, aval.weak_type, spread))
+        typed = _jax.explicit_sharding(aval)  # on a mesh of one device, too
+        found.append((aval.shape, aval.dtype, aval.weak_type, spread, typed))
     return tuple(found)

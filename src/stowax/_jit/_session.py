@@ -91,7 +91,7 @@ class _Step(KnownStep):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function that `jax.jit` made."""
-        if any(_jax.is_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+        if _jax.is_tracing():
             return self._original(*args, **kwargs)
         session, out = self._decided(lambda: self._plainly(args, kwargs))
         if session is None or self.planned is None:

@@ -55,9 +55,11 @@ def put_into_effect(plan: PlanRecord, step: Callable[..., Any]) -> Any:
 
 def why_it_does_not_fit(plan: PlanRecord) -> str:
     """What the program needs, which budget works, and what is in the way."""
+    needed, limit = format_bytes(plan.device_bytes), format_bytes(plan.budget_bytes)
+    if needed == limit:  # to the three digits that are written
+        needed, limit = f"{plan.device_bytes} B", f"{plan.budget_bytes} B"
     needs = (
-        f"plan: it does not fit: its program needs "
-        f"{format_bytes(plan.device_bytes)} of the device and "
+        f"plan: it does not fit: its program needs {needed} of the device and "
         f"{format_bytes(plan.host_bytes)} of the host"
     )
     if plan.host_bytes > plan.host_budget_bytes:
@@ -72,7 +74,7 @@ def why_it_does_not_fit(plan: PlanRecord) -> str:
     way = [*left, *plan.in_the_way]
     why = f" In the way: {'; '.join(way[:3])}." if way else ""
     return (
-        f"{needs}, and may take {format_bytes(plan.budget_bytes)} of the device. The "
+        f"{needs}, and may take {limit} of the device. The "
         f"smallest budget that works is {smallest}.{why}"
     )
 

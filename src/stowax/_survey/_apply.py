@@ -143,11 +143,17 @@ def _differs(
     )
     if planned:
         nearest = max(planned.values(), key=alike)
-        at, nothing = alike(nearest), ["nothing"]
-        text += (
-            f"Its operation {at} is {(mine[at:] or nothing)[0]!r}, and the plan has "
-            f"{([*nearest.outline][at:] or nothing)[0]!r} there. "
-        )
+        at, theirs = alike(nearest), nearest.outline
+        if at == len(mine) == len(theirs):
+            text += (
+                "It has the plan's operations, and differs in what is differentiated, "
+                "in what it closes over, or in how often or in which order it runs. "
+            )
+        else:
+            here, there = ([*lines[at:], "nothing"][0] for lines in (mine, theirs))
+            text += (
+                f"Its operation {at} is {here!r}, and the plan has {there!r} there. "
+            )
     return (
         f"{text}Apply the plan to the step that it was made for, with arguments of the "
         "same types and the same version of JAX."
@@ -201,11 +207,15 @@ def check_promoted_alike(leaf: Any, planned: Any) -> None:
 def check_spread_alike(leaf: Any, planned: Any) -> None:
     """**Raises:** `PlanMismatchError` for a type that is spread in another way."""
     found, wanted = _jax.aval_of(leaf).sharding, planned.sharding
-    explicit = found.mesh.explicit_axes or wanted.mesh.explicit_axes
-    if explicit and found.spec != wanted.spec:
+    meshes = [sharding.mesh for sharding in (found, wanted)]
+    explicit = [mesh.explicit_axes for mesh in meshes]
+    if any(explicit) and (explicit[0] != explicit[1] or found.spec != wanted.spec):
+        here, there = (
+            f"{s.spec} over {dict(s.mesh.shape) or 'no mesh'}" for s in (found, wanted)
+        )
         raise PlanMismatchError(
-            f"step: an argument of {planned.str_short()} is spread as {found.spec}, "
-            f"and the plan was made for {wanted.spec}. Call it as it was planned; "
+            f"step: an argument of {planned.str_short()} is spread as {here}, "
+            f"and the plan was made for {there}. Call it as it was planned; "
             "other types take another plan."
         )
 
@@ -253,6 +263,11 @@ def check_arguments(args: Sequence[Any], expected: Sequence[ArgumentRecord]) -> 
             raise PlanMismatchError(
                 f"step: {name} is {got}, and the plan was made for {made_for}. Call it "
                 "as it was planned; other types take another plan."
+            )
+        if record.memory_kind == "device" and _jax.in_host_memory(leaf):
+            raise PlanMismatchError(
+                f"step: {record.path} is in host memory, and the plan has it on the "
+                "device. Give what plan.place returned."
             )
 
 

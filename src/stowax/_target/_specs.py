@@ -88,10 +88,10 @@ def _lies_elsewhere(leaf: Any, devices: tuple[Any, ...]) -> bool:
 def put_specs(devices: tuple[Any, ...], specs: Any) -> Any:
     """`specs` with everything that has no sharding put on the first of `devices`.
 
-    Where the types of others name a mesh of one device, it is put on that: JAX refuses
-    operations on two of them.
+    Where others are on another one, or their types name a mesh of one device, it is put
+    on that: JAX refuses operations on two of them.
     """
-    sharding = _explicit_home(specs) or one_device_sharding(devices[0])
+    sharding = _explicit_home(specs) or one_device_sharding(_home(specs, devices[0]))
 
     def put(leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None:
@@ -99,6 +99,12 @@ def put_specs(devices: tuple[Any, ...], specs: Any) -> Any:
         return leaf
 
     return jax.tree.map(put, specs)
+
+
+def _home(specs: Any, default: Any) -> Any:
+    """The device that some of `specs` are on."""
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(specs))
+    return next((d for s in shardings if s is not None for d in s.device_set), default)
 
 
 def _explicit_home(specs: Any) -> jax.sharding.NamedSharding | None:
@@ -144,7 +150,12 @@ def put_in_host_memory(
 
 
 def any_sharded(specs: Any) -> bool:
-    """Whether any of `specs` spans several devices, so that the rest must stay open."""
+    """Whether any of `specs` spans several devices, so that the rest must stay open.
+
+    Or a mesh of several devices is set: then arrays from nowhere go there.
+    """
+    if jax.sharding.get_abstract_mesh().size > 1:
+        return True
     shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(specs))
     return any(s is not None and len(s.device_set) > 1 for s in shardings)
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 WEIGHTS = jnp.full((4, 32, 32), 0.1, jnp.bfloat16)
 X = jnp.ones((2048, 32), jnp.bfloat16)
+PIN = {"activation": "recompute"}
 
 
 def loss_of(weights, x):
@@ -28,9 +29,9 @@ def loss_of(weights, x):
 def planned(way):
     """A `jit` that plans: ours, or JAX's own under `stowax.planning`."""
     if way == "jit":
-        yield functools.partial(stowax.jit, budget="60%", compiles=4, progress=False)
+        yield functools.partial(stowax.jit, pin=PIN, compiles=4, progress=False)
     else:
-        with stowax.planning(budget="60%", compiles=4, progress=False):
+        with stowax.planning(pin=PIN, compiles=4, progress=False):
             yield jax.jit
 
 
@@ -97,12 +98,10 @@ def test_static_arguments_that_are_equal_and_of_other_types(kinds):
         return weights - 0.1 * grads, loss
 
     plain = jax.jit(step, static_argnums=1)
-    planned = stowax.jit(
-        step, static_argnums=1, budget="60%", compiles=4, progress=False
-    )
+    planned = stowax.jit(step, static_argnums=1, pin=PIN, compiles=4, progress=False)
     for kind in kinds:
         assert float(planned(WEIGHTS, kind)[1]) == float(plain(WEIGHTS, kind)[1])
-    jitted = stowax.plan(plain, WEIGHTS, kinds[0], budget="60%", compiles=4)
+    jitted = stowax.plan(plain, WEIGHTS, kinds[0], pin=PIN, compiles=4)
     applied = jitted.apply(plain)
     for kind in kinds:
         got = applied(jnp.copy(WEIGHTS), kind)[1]

@@ -111,6 +111,20 @@ def hosted():
     return step, params, momentum
 
 
+@pytest.mark.slow
+def test_a_line_says_what_waits_in_host_memory(capsys, usual_promotion):
+    wishes = {"budget": "90%", "target": "h200", "pin": PIN}
+    step = stowax.jit(train_step, donate_argnums=(0, 1), **wishes)
+    params, *_ = step(*fresh(width=WIDE), X)
+    assert capsys.readouterr().err.endswith(
+        "train_step: in host memory from now on: parameters, optimizer state. What "
+        "stowax jits takes them as they are; before any other computation write "
+        "jax.device_put(x, jax.memory.Space.Device)\n"
+    )
+    fetched = jax.device_put(params, jax.memory.Space.Device)
+    assert np.isfinite(jax.jit(loss_of)(fetched, X))
+
+
 def test_another_planned_step_is_given_what_the_first_has_on_the_host(hosted):
     _, params, _ = hosted
     on_device = jax.device_put(params, jax.memory.Space.Device)

@@ -262,6 +262,14 @@ class Planned(KnownStep):
                 f"{self._name} does not fit unless {given} may be overwritten: go on "
                 "with what it returns, not with what it was given"
             )
+        if waits := [a for a in plan.arguments if a.memory_kind != "device"]:
+            names = {"parameter": "parameters"}
+            roles = dict.fromkeys(names.get(a.role, a.role) for a in waits)
+            self._say()(
+                f"{self._name}: in host memory from now on: {', '.join(roles)}. What "
+                "stowax jits takes them as they are; before any other computation "
+                "write jax.device_put(x, jax.memory.Space.Device)"
+            )
         return tried.get(id(plan)) or ready(plan, _step_under(plan, asked))
 
     def _found(self, asked: Asked, *, taken_apart: bool) -> Plan:

@@ -73,3 +73,35 @@ def test_arguments_that_only_have_names_are_donated(way):
         with stowax.planning(budget="70%", progress=False):
             found = run(jax.jit)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+LOWERED = {
+    "by name": ({}, lambda args: (args[:2], {"x": args[2]}), {}),
+    "static": ({"static_argnums": 3}, lambda args: (args, {}), {"scale": 2.0}),
+    "static by name": (
+        {"static_argnames": "scale"},
+        lambda args: (args, {}),
+        {"scale": 2.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOWERED.values(), ids=LOWERED)
+def test_what_is_lowered_is_compiled_and_called_as_the_step(case):
+    told, called, static = case
+
+    def step(params, momentum, x, scale=1.0):
+        return train_step(params, momentum, scale * x)
+
+    def run(make):
+        args, named = called(arguments())
+        more = tuple(static.values()) if "static_argnums" in told else ()
+        by_name = {} if more else static
+        lowered = make(step, **told).lower(*args, *more, **named, **by_name)
+        compiled = lowered.compile()
+        assert compiled.memory_analysis().temp_size_in_bytes > 0
+        assert "main" in lowered.as_text()
+        return compiled(*args, **named)[-1]
+
+    planned = functools.partial(jit, pin={"activation": "recompute"}, compiles=4)
+    np.testing.assert_allclose(run(planned), run(jax.jit), rtol=1e-5)

@@ -35,6 +35,7 @@ from .._plan._plan import Plan, load_plan
 from .._plan._planning import asked_for, found_for
 from .._state._places import check_alive
 from .._target._machine import Target
+from ._ahead import Lowered, with_static
 from ._kept import Kept
 from ._placing import Placing, apart, is_about_donation, on_device, on_one_mesh
 from ._processes import agreed
@@ -158,7 +159,23 @@ class Planned(KnownStep):
         """As `lower` of `jax.jit`'s functions; planned first, if need be."""
         with together():
             taken, ready = self._for(args, kwargs)
-            return ready.run.lower(*ready.specs(taken))
+            stage = ready.run.lower(*ready.specs(taken))
+        if ready.direct and not kwargs:
+            return stage
+
+        def call(compiled: Any, given: Any, named: Any) -> Any:
+            whole = with_static(self.known, (args, kwargs), given, named)
+            with together():
+                now = flattened(self.known, *whole)[0]
+                if now.key != taken.key:
+                    raise ArgumentError(
+                        "arguments",
+                        "others than the step was lowered for, besides arrays",
+                        "Lower it for each of them.",
+                    )
+                return ready.give(compiled(*ready.arrays(now)))
+
+        return Lowered(stage, call)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As `trace` of `jax.jit`'s functions; planned first, if need be."""

@@ -1,0 +1,63 @@
+"""What a planned step is lowered to, compiled and called ahead of time.
+
+JAX's `Lowered` and `Compiled` of a program of arrays know nothing of what the step
+takes besides: objects, names, what is static. These do, and are JAX's own in all else.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .._calling._known import Known
+
+
+class Lowered:
+    """JAX's `Lowered` (`stage`), whose program is called as the step is.
+
+    `call(compiled, args, kwargs)` calls a compiled one.
+    """
+
+    def __init__(self, stage: Any, call: Callable[[Any, Any, Any], Any]):
+        self._stage, self._call = stage, call
+
+    def compile(self, *args: Any, **kwargs: Any) -> "Compiled":
+        """As `compile` of JAX's."""
+        return Compiled(self._stage.compile(*args, **kwargs), self._call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+
+class Compiled:
+    """JAX's `Compiled` (`stage`), called as the step is, without what is static."""
+
+    def __init__(self, stage: Any, call: Callable[[Any, Any, Any], Any]):
+        self._stage, self._call = stage, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The step's results."""
+        return self._call(self._stage, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+
+def with_static(
+    known: Known,
+    lowered_for: tuple[Sequence[Any], Mapping[str, Any]],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments, those that are static as in the call that was lowered."""
+    first, named = lowered_for
+    static = {n + len(first) if n < 0 else n for n in known.static}
+    given, whole = iter(args), []
+    for k, argument in enumerate(first):
+        if k in static:
+            whole.append(argument)
+        else:
+            whole += [a for a in (next(given, _NONE),) if a is not _NONE]
+    kept = {k: v for k, v in named.items() if k in known.named}
+    return (*whole, *given), {**kept, **kwargs}
+
+
+_NONE = object()

@@ -8,6 +8,12 @@ tests on an attached GPU; without it they run on the CPU, whatever is attached.
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    # A quarter of the time of all tests went into making programs fast that run once.
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    )
 # What somebody measured on this machine is not what tests expect.
 os.environ["STOWAX_CALIBRATION"] = os.path.join(os.devnull, "none")
 # Nor are plans that were kept there before.

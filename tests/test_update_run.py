@@ -74,8 +74,11 @@ def check(step, state, *others, steps=2):
             got = found.run(*got, batch)
         same(expected, got)
         found.check_places(got)
-    got = params, state
+    # Compiled beside compiled: what tanh saturates to a zero gradient depends on how it
+    # is computed, and Adam makes a whole step of it.
+    expected, got = (params, state), (params, state)
     for _ in range(steps):
+        expected = jax.jit(step)(*expected, batch)
         got = found.compiled(*got, batch)
         found.check_places(got)
     close(expected, got)

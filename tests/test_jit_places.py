@@ -47,6 +47,7 @@ CASES = {
     "the batch on another device": (None, lambda x: jax.device_put(x, SECOND), {}),
     "told, and nothing is placed": (None, lambda x: x, SHARDINGS),
     "told, a NumPy batch": (WHOLE, as_numpy, SHARDINGS),
+    "told, the state on one device": (SECOND, lambda x: x, SHARDINGS),
     "results told alone": (None, as_numpy, {"out_shardings": WHOLE}),
     "the state on a mesh of one device": (ONE, lambda x: x, {}),
     "the batch on a mesh of one device": (None, lambda x: jax.device_put(x, ONE), {}),
@@ -77,6 +78,24 @@ def test_first_calls_with_arrays_from_anywhere(case, usual_promotion):
     assert any(d.decision == "recompute" for d in step.plan.decisions)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(params), strict=True):
         assert a.sharding.device_set == b.sharding.device_set
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [("Auto",), ("Explicit",), ("Explicit", "Auto")])
+def test_partition_specs_over_the_mesh_that_is_set(kinds, usual_promotion):
+    types, names = [getattr(AxisType, kind) for kind in kinds], ("d", "m")[: len(kinds)]
+    mesh = jax.make_mesh((2,) * len(kinds), names, axis_types=tuple(types))
+    params = {"up": P(None, None, names[-1]), "down": P(None, names[0])}
+    told = {"in_shardings": (P(), P(), P("d")), "out_shardings": (params, P(), P())}
+    args = (*fresh(), np.asarray(batch()))
+    with jax.set_mesh(mesh):
+        expected = jax.jit(train_step, **told)(*args)
+        step = jit(jax.jit(train_step, **told), pin={"activation": "recompute"})
+        got = step(*args)
+    assert step.plan.decisions
+    for a, b in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+        assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
 
 
 @pytest.mark.slow

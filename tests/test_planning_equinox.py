@@ -89,6 +89,42 @@ def test_the_optimizers_state_leaves(call):
     assert not session.notes
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class Rows:
+    """A batch that leaves out what it has not, and may be taken for its rows."""
+
+    def __init__(self, x, name):
+        self.x, self.name = x, name
+
+    def __iter__(self):
+        return iter(self.x)
+
+    def tree_flatten_with_keys(self):
+        found = {"x": self.x, "name": self.name}
+        present = {k: v for k, v in found.items() if v is not None}
+        keyed = [(jax.tree_util.GetAttrKey(k), v) for k, v in present.items()]
+        return keyed, tuple(present)
+
+    @classmethod
+    def tree_unflatten(cls, names, children):
+        found = dict(zip(names, children, strict=True))
+        return cls(found.get("x"), found.get("name"))
+
+
+def test_nodes_that_look_at_what_they_are_made_of():
+    def step(model, state, rows):
+        return train_step(model, state, rows.x)
+
+    def run():
+        made, model = eqx.filter_jit(step), Model(jax.random.key(0))
+        state = TX.init(eqx.filter(model, eqx.is_array))
+        return [made(model, state, Rows(BATCH, "rows"))[-1] for _ in range(2)]
+
+    expected = run()
+    with stowax.planning(budget="1GiB", progress=False):
+        np.testing.assert_allclose(run(), expected, rtol=1e-5)
+
+
 def test_what_equinox_lowers_is_the_step_as_it_is_written():
     with stowax.planning(target="h200", budget="90%", progress=False) as session:
         model = Model(jax.random.key(0))

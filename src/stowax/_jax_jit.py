@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from jax._src.named_sharding import UnspecifiedValue as _Unspecified
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 
 _Jitted = _jaxlib.PjitFunction
@@ -42,14 +43,20 @@ def spread_as_told(function: Callable[..., Any]) -> Callable[..., Any]:
     it is the types that count. JAX 0.10 to 0.12.
     """
     info = jit_info(function)
-    if info is None or not any(_is_explicit(s) for s in info.out_shardings_leaves):
+    if info is None or all(_explicit(s) is None for s in info.out_shardings_leaves):
         return function
     told = info.out_shardings_treedef.unflatten(info.out_shardings_leaves)
 
     def spread(sharding: Any, results: Any) -> Any:
-        if not _is_explicit(sharding):
+        if (parts := _explicit(sharding)) is None:
             return results
-        return jax.tree.map(lambda a: jax.sharding.reshard(a, sharding), results)
+        explicit, auto = parts
+
+        def lie(value: Any) -> Any:
+            value = jax.sharding.reshard(value, explicit)
+            return jax.lax.with_sharding_constraint(value, auto) if auto else value
+
+        return jax.tree.map(lie, results)
 
     @functools.wraps(function)
     def outermost(*args: Any, **kwargs: Any) -> Any:
@@ -59,6 +66,27 @@ def spread_as_told(function: Callable[..., Any]) -> Callable[..., Any]:
     return outermost
 
 
-def _is_explicit(sharding: Any) -> bool:
-    mesh = getattr(sharding, "mesh", None)
-    return mesh is not None and len(mesh.explicit_axes) == len(mesh.axis_names)
+def _explicit(told: Any) -> tuple[NamedSharding, NamedSharding | None] | None:
+    """What a sharding over a mesh with Explicit axes says of these, and of others."""
+    spec = told if isinstance(told, PartitionSpec) else getattr(told, "spec", None)
+    if told is spec:
+        mesh = jax.sharding.get_abstract_mesh()
+    else:
+        mesh = getattr(told, "mesh", None)
+    if spec is None or mesh is None or not mesh.explicit_axes:
+        return None
+    auto = None
+    if mesh.auto_axes:
+        auto = NamedSharding(mesh, _of_axes(spec, mesh.auto_axes))
+    return NamedSharding(mesh, _of_axes(spec, mesh.explicit_axes)), auto
+
+
+def _of_axes(spec: PartitionSpec, axes: Any) -> PartitionSpec:
+    """The part of `spec` that is over these axes of its mesh."""
+
+    def part(entry: Any) -> Any:
+        names = entry if isinstance(entry, tuple) else (entry,)
+        mine = tuple(name for name in names if name in axes)
+        return mine or None
+
+    return PartitionSpec(*map(part, spec))

@@ -25,7 +25,7 @@ from .._jax_jit import jit_info, spread_as_told
 from ._known import Known, KnownStep, known
 from ._leaves import Static, computed, flatten, in_modules, is_whole
 from ._objects import is_object, merge, split, update
-from ._told import placed_as_told
+from ._told import placed_as_told, spread_as_objects_are
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,7 @@ def take(args: Sequence[Any], kwargs: Mapping[str, Any], known: Known) -> Taken:
     ]
     others = _others(leaves, flags)
     _check_hashable(whole, others, flags)
+    arrays = spread_as_objects_are(known.function, arrays)
     return Taken(
         arrays=tuple(jax.tree.unflatten(structure, arrays)),
         structure=structure,

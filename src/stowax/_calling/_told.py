@@ -1,8 +1,9 @@
 """Arguments where a step's own `jax.jit` was told that they belong.
 
 `jax.jit(step, in_shardings=...)` takes arrays that lie nowhere in particular (NumPy's,
-a fresh `jnp.zeros`) and puts them there itself. A plan runs the step inside of a
-program of its own, where these shardings come too late: arguments are put there first.
+a fresh `jnp.zeros`) or on one device, and puts them there itself. A plan runs the step
+inside of a program of its own, where these shardings come too late: arguments are put
+there first.
 """
 
 from collections.abc import Sequence
@@ -12,29 +13,31 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from .. import _jax
 from .._jax_jit import jit_info
-from ._leaves import Static, is_array
+from ._leaves import Static, is_array, is_whole
 
 
 def placed_as_told(function: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """`args` where `in_shardings` wants them, those that are not committed elsewhere.
+    """`args` where `in_shardings` wants them, those that are not spread already.
 
-    What nothing is said of goes to all devices of the shardings.
+    What nothing is said of goes to all devices of the shardings. In a trace nothing
+    lies anywhere.
     """
     info = jit_info(function)
-    if info is None or not (told := _shardings(info)):
+    if info is None or _jax.is_tracing() or not (told := _shardings(info)):
         return tuple(args)
     home = _whole(told[0])
-    wanted = info.in_shardings_treedef.unflatten(info.in_shardings_leaves)
     dynamic = tuple(a for a in args if not isinstance(a, Static))
+    wanted = info.in_shardings_treedef.unflatten(info.in_shardings_leaves)
+    if not isinstance(wanted, tuple | list):
+        wanted = (wanted,) * len(dynamic)
 
-    def put(sharding: Any, tree: Any) -> Any:
-        to = sharding if isinstance(sharding, Sharding) else home
-        return jax.tree.map(lambda a: _put(a, to), tree)
+    def put(told: Any, tree: Any) -> Any:
+        sharding = _resolved(told) or home
+        return jax.tree.map(lambda a: _put(a, sharding), tree, is_leaf=is_whole)
 
     try:
-        if not isinstance(wanted, tuple | list):
-            wanted = (wanted,) * len(dynamic)
         placed = iter(
             jax.tree.map(put, tuple(wanted), dynamic, is_leaf=lambda s: s is None)
         )
@@ -43,9 +46,29 @@ def placed_as_told(function: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(a if isinstance(a, Static) else next(placed) for a in args)
 
 
+def spread_as_objects_are(function: Any, arrays: Any) -> Any:
+    """The arrays of objects that `nnx.jit` was told of, on all devices that it names.
+
+    It says where what objects are taken apart into belongs, and spreads it in there.
+    """
+    info = jit_info(getattr(function, "jitted_fn", None))
+    if info is None or _jax.is_tracing() or not (told := _shardings(info)):
+        return arrays
+    home = _whole(told[0])
+    return jax.tree.map(lambda a: _put(a, home), arrays)
+
+
 def _shardings(info: Any) -> list[Sharding]:
     leaves = (*info.in_shardings_leaves, *info.out_shardings_leaves)
-    return [s for s in leaves if isinstance(s, Sharding)]
+    return [s for s in map(_resolved, leaves) if s is not None]
+
+
+def _resolved(told: Any) -> Sharding | None:
+    """A sharding as it was told, of a `PartitionSpec` over the mesh that is set."""
+    if isinstance(told, PartitionSpec):
+        mesh = jax.sharding.get_mesh()
+        return None if mesh.empty else NamedSharding(mesh, told)
+    return told if isinstance(told, Sharding) else None
 
 
 def _whole(sharding: Sharding) -> Sharding:
@@ -55,16 +78,17 @@ def _whole(sharding: Sharding) -> Sharding:
     if len(sharding.device_set) == 1:
         return sharding
     devices = sorted(sharding.device_set, key=lambda device: device.id)
-    return NamedSharding(
-        jax.make_mesh((len(devices),), ("d",), devices=devices), PartitionSpec()
-    )
+    mesh = jax.make_mesh((len(devices),), ("d",), devices=devices)
+    return NamedSharding(mesh, PartitionSpec())
 
 
 def _put(leaf: Any, sharding: Sharding) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf if leaf.sharding else leaf.update(sharding=sharding)
-    if isinstance(leaf, jax.Array) and leaf.committed:
-        return leaf
+    if isinstance(leaf, jax.Array):
+        devices = leaf.sharding.device_set
+        there = leaf.committed and devices == sharding.device_set
+        return leaf if there or len(devices) > 1 else jax.device_put(leaf, sharding)
     if not is_array(leaf) or isinstance(leaf, np.generic):
         return leaf  # a number
     return jax.device_put(leaf, sharding)

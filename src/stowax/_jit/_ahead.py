@@ -1,7 +1,8 @@
-"""What a planned step is lowered to, compiled and called ahead of time.
+"""What a planned step is traced and lowered to, compiled and called ahead of time.
 
-JAX's `Lowered` and `Compiled` of a program of arrays know nothing of what the step
-takes besides: objects, names, what is static. These do, and are JAX's own in all else.
+JAX's `Traced`, `Lowered` and `Compiled` of a program of arrays know nothing of what the
+step takes besides: objects, names, what is static. These do, and are JAX's own in all
+else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +11,8 @@ from typing import Any
 from .._calling._known import Known
 
 
-class Lowered:
-    """JAX's `Lowered` (`stage`), whose program is called as the step is.
+class Ahead:
+    """One of JAX's stages, of a program that is called as the step is.
 
     `call(compiled, args, kwargs)` calls a compiled one.
     """
@@ -19,22 +20,16 @@ class Lowered:
     def __init__(self, stage: Any, call: Callable[[Any, Any, Any], Any]):
         self._stage, self._call = stage, call
 
-    def compile(self, *args: Any, **kwargs: Any) -> "Compiled":
-        """As `compile` of JAX's."""
-        return Compiled(self._stage.compile(*args, **kwargs), self._call)
+    def lower(self, *args: Any, **kwargs: Any) -> "Ahead":
+        """As `lower` of JAX's `Traced`."""
+        return Ahead(self._stage.lower(*args, **kwargs), self._call)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
-
-
-class Compiled:
-    """JAX's `Compiled` (`stage`), called as the step is, without what is static."""
-
-    def __init__(self, stage: Any, call: Callable[[Any, Any, Any], Any]):
-        self._stage, self._call = stage, call
+    def compile(self, *args: Any, **kwargs: Any) -> "Ahead":
+        """As `compile` of JAX's `Lowered`."""
+        return Ahead(self._stage.compile(*args, **kwargs), self._call)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The step's results."""
+        """The step's results; what is static is as it was lowered for."""
         return self._call(self._stage, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -10,6 +10,7 @@ Served: Equinox 0.13.
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ class Regrouped:
         lower: Callable[..., Any],
     ):
         self._make, self._function, self.lower = make, function, lower
-        self._steps: dict[tuple[frozenset[str], int], Any] = {}
+        self._steps: dict[tuple[frozenset[str], tuple[bool, ...]], Any] = {}
 
     def __call__(self, given: _Parts, kept: _Parts, static: Any) -> Any:
         """As the function that Equinox jits."""
@@ -57,15 +58,21 @@ class Regrouped:
     ) -> tuple[Any, tuple[Any, ...]]:
         parts, donated = {**given, **kept}, frozenset(given)
         _, (_, of_first), (_, of_rest) = static
-        pairs = zip(_arguments(of_rest), _cut(of_rest, parts["rest"]), strict=True)
-        rest = [_tree(structure, leaves) for structure, leaves in pairs]
-        args = _tree(of_first, parts["first"]), *rest, tuple(parts["fun"])
-        key = donated, len(args)
+        structures = of_first, *_arguments(of_rest)
+        cut = parts["first"], *_cut(of_rest, parts["rest"])
+        pairs = list(zip(structures, cut, strict=True))
+        whole = tuple(_is_whole(structure, leaves) for structure, leaves in pairs)
+        args = tuple(
+            structure.unflatten(leaves) if flag else tuple(leaves)
+            for flag, (structure, leaves) in zip(whole, pairs, strict=True)
+        )
+        args = *args, tuple(parts["fun"])
+        key = donated, whole
         if key not in self._steps:
             places = {"first": [0], "rest": range(1, len(args) - 1)}
             positions = [k for name in donated for k in places.get(name, ())]
             self._steps[key] = self._make(
-                _with_arguments(self._function, donated),
+                _with_arguments(self._function, donated, whole),
                 donate_argnums=tuple(sorted(positions)),
                 static_argnames="static",
             )
@@ -73,17 +80,19 @@ class Regrouped:
 
 
 def _with_arguments(
-    function: Callable[..., Any], donated: frozenset[str]
+    function: Callable[..., Any], donated: frozenset[str], whole: tuple[bool, ...]
 ) -> Callable[..., Any]:
     def taking_arguments(*args: Any, static: Any) -> Any:
-        first, *rest, fun = args
+        *mine, fun = args
         _, (_, of_first), (_, of_rest) = static
-        pairs = zip(_arguments(of_rest), rest, strict=True)
-        parts = {
-            "fun": fun,
-            "first": _leaves(of_first, first),
-            "rest": tuple(leaf for pair in pairs for leaf in _leaves(*pair)),
-        }
+        first, *rest = (
+            tuple(structure.flatten_up_to(tree)) if flag else tree
+            for flag, structure, tree in zip(
+                whole, (of_first, *_arguments(of_rest)), mine, strict=True
+            )
+        )
+        together = tuple(leaf for leaves in rest for leaf in leaves)
+        parts = {"fun": fun, "first": first, "rest": together}
         given = {name: parts.pop(name) for name in sorted(donated)}
         return function(given, parts, static)
 
@@ -107,17 +116,13 @@ def _cut(structure: Any, leaves: Sequence[Any]) -> list[Sequence[Any]]:
     return found
 
 
-def _tree(structure: Any, leaves: Sequence[Any]) -> Any:
-    """A tree with `None` for what is no array; its leaves where its class objects."""
+def _is_whole(structure: Any, leaves: Sequence[Any]) -> bool:
+    """Whether these leaves, `None` for what is no array, make a tree that has them.
+
+    A class may look at what it is made of, and leave out what is `None`.
+    """
     try:
-        return structure.unflatten(leaves)
+        found = structure.flatten_up_to(structure.unflatten(leaves))
     except Exception:
-        return tuple(leaves)
-
-
-def _leaves(structure: Any, tree: Any) -> tuple[Any, ...]:
-    """What `_tree` was made of."""
-    try:
-        return tuple(structure.flatten_up_to(tree))
-    except ValueError:
-        return tuple(tree)
+        return False
+    return len(found) == len(leaves) and all(map(operator.is_, found, leaves))

@@ -35,7 +35,7 @@ from .._plan._plan import Plan, load_plan
 from .._plan._planning import asked_for, found_for
 from .._state._places import check_alive
 from .._target._machine import Target
-from ._ahead import Lowered, with_static
+from ._ahead import Ahead, with_static
 from ._kept import Kept
 from ._placing import Placing, apart, is_about_donation, on_device, on_one_mesh
 from ._processes import agreed
@@ -129,6 +129,7 @@ class Planned(KnownStep):
         self.known, self._wishes, self._given = what, wishes, plan
         self._kept = Kept.within(wishes.cache)
         self._ready: dict[Hashable, _Ready] = {}
+        self._inlined: dict[Hashable, tuple[Any, Any]] = {}
         self._fast: Callable[..., Any] | None = None
         self._context: Any = None
         self.hosts = False
@@ -140,7 +141,7 @@ class Planned(KnownStep):
         **Raises:** what `stowax.plan` raises, and the step itself; `MisfitError`.
         """
         if _jax.is_tracing() or _jax.jit_is_off():
-            return self.known.function(*on_device(args), **on_device(kwargs))
+            return self._within(args, kwargs)
         # Under other settings of JAX's the same arguments are another program.
         fast = None if kwargs else self._fast  # which knows no names
         if fast is not None and self._context == _jax.trace_context():
@@ -157,9 +158,56 @@ class Planned(KnownStep):
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As `lower` of `jax.jit`'s functions; planned first, if need be."""
+        return self._ahead("lower", args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As `trace` of `jax.jit`'s functions; planned first, if need be."""
+        return self._ahead("trace", args, kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `eval_shape` of `jax.jit`'s functions; nothing is planned."""
+        with together():
+            taken, _, flat = flattened(self.known, args, kwargs)
+            if taken.definition is None:  # no objects, which would be changed
+                shapes = jax.eval_shape(flat, *on_device(taken.arrays))
+                return getattr(flat, "give", _as_it_is)(shapes)
+        return jax.eval_shape(self.known.function, *args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets the programs; the next call makes them again."""
+        with self._lock:
+            self._ready.clear()
+            self._inlined.clear()
+            self._fast = None
+
+    def __copy__(self) -> "Planned":
+        """Itself, as functions are."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Planned":
+        """Itself, as functions are."""
+        return self
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A step that is a method is bound to its object, as any function is."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def _within(self, args: Any, kwargs: Any) -> Any:
+        """The step as it is written, as a part of what is traced around it."""
+        with together():
+            taken, _, flat = flattened(self.known, args, kwargs)
+            key = taken.key, _types(taken.arrays), _jax.trace_context()
+            if key not in self._inlined:
+                self._inlined[key] = jax.jit(flat, inline=True), flat
+            run, flat = self._inlined[key]
+            give = getattr(flat, "give", _as_it_is)
+            return give(run(*on_device(taken.arrays)))
+
+    def _ahead(self, what: str, args: Any, kwargs: Any) -> Any:
+        """What the program is traced or lowered to, called as the step is."""
         with together():
             taken, ready = self._for(args, kwargs)
-            stage = ready.run.lower(*ready.specs(taken))
+            stage = getattr(ready.run, what)(*ready.specs(taken))
         if ready.direct and not kwargs:
             return stage
 
@@ -175,36 +223,7 @@ class Planned(KnownStep):
                     )
                 return ready.give(compiled(*ready.arrays(now)))
 
-        return Lowered(stage, call)
-
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """As `trace` of `jax.jit`'s functions; planned first, if need be."""
-        with together():
-            taken, ready = self._for(args, kwargs)
-            return ready.run.trace(*ready.specs(taken))
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """As `eval_shape` of `jax.jit`'s functions; nothing is planned."""
-        function, kwargs = self.known.function, on_device(kwargs)
-        return jax.eval_shape(function, *on_device(args), **kwargs)
-
-    def clear_cache(self) -> None:
-        """Forgets the programs; the next call makes them again."""
-        with self._lock:
-            self._ready.clear()
-            self._fast = None
-
-    def __copy__(self) -> "Planned":
-        """Itself, as functions are."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> "Planned":
-        """Itself, as functions are."""
-        return self
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A step that is a method is bound to its object, as any function is."""
-        return self if instance is None else functools.partial(self, instance)
+        return Ahead(stage, call)
 
     def _for(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -7,6 +7,7 @@ memory of a program that is never compiled: the one that stores everything.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -168,7 +169,10 @@ class Survey:
         specs, hosted = self.specs, plan.hosted if plan else None
         if hosted is not None:
             specs = put_in_host_memory(specs, hosted.shards, hosted.orders)
-        return self.target.lower(jitted, *specs)
+        with warnings.catch_warnings():
+            # JAX says it of the program that runs, if it is so there.
+            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            return self.target.lower(jitted, *specs)
 
 
 def take_survey(

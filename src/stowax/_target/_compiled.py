@@ -14,7 +14,6 @@ is handed to the GPU's compiler (`compile_devices` below).
 import dataclasses
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -236,13 +235,10 @@ def _lowered(traced: Any, target_name: str, stand_in: bool) -> Any:
     """
     traced = _jax_targets.with_lenient_arguments(traced)
     try:
-        with warnings.catch_warnings():
-            # JAX says it of the program that runs, if it is so there.
-            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-            if not stand_in:
-                return traced.lower()
-            with _jax_targets.lowering_over_stand_ins():
-                return traced.lower(lowering_platforms=("cuda",))
+        if not stand_in:
+            return traced.lower()
+        with _jax_targets.lowering_over_stand_ins():
+            return traced.lower(lowering_platforms=("cuda",))
     except NotImplementedError as error:
         raise CompileError(
             f"JAX cannot lower the step for {target_name}: {error}"

@@ -80,6 +80,22 @@ def test_first_calls_with_arrays_from_anywhere(case, usual_promotion):
         assert a.sharding.device_set == b.sharding.device_set
 
 
+def test_a_step_that_is_told_the_devices_of_a_target_that_is_not_there():
+    target = stowax.target("v5p-8")
+    devices = np.array(target.devices[:DEVICES], dtype=object)
+    mesh = jax.sharding.Mesh(devices, ("d",))
+    whole, spread = (NamedSharding(mesh, spec) for spec in (P(), P("d")))
+    step = jax.jit(train_step, in_shardings=(whole, whole, spread))
+    wishes = {"target": target, "pin": {"activation": "recompute"}, "compiles": 4}
+    found = [
+        stowax.plan(step, *args, **wishes, progress=False).device_bytes
+        for args in ((*fresh(), batch()), (*as_numpy(fresh()), as_numpy(batch())))
+    ]
+    shapes = jax.eval_shape(lambda: (*fresh(), batch()))
+    specs = stowax.plan(step, *shapes, **wishes, progress=False)
+    assert found == [specs.device_bytes] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", [("Auto",), ("Explicit",), ("Explicit", "Auto")])
 def test_partition_specs_over_the_mesh_that_is_set(kinds, usual_promotion):

@@ -112,7 +112,7 @@ def offload_everything(survey: Survey) -> Drawn:
     return decided(survey, decisions)
 
 
-def decided(survey: Survey, decisions, **options) -> Drawn:
+def decided(survey: Survey, decisions) -> Drawn:
     """A step under these decisions."""
     moved = {
         f"{how} {value.role}"

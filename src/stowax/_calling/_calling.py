@@ -2,9 +2,9 @@
 
 `jax.jit` takes pytrees of arrays. The steps that people have take more: objects that
 they change in place, modules that carry functions and flags, arguments by name,
-strings. `Calling.take` makes of the arguments of one call a `Taken`: trees of arrays,
-and a key that is the same as long as everything else is. `Calling.flat` is the step
-that such arrays are given to, and `Calling.give` makes its results what the step's own
+strings. `take` makes of the arguments of one call a `Taken`: trees of arrays, and a
+key that is the same as long as everything else is. `Flat` is the step that such arrays
+are given to, and `Flat.give` makes its results what the step's own
 would have been.
 
 The trees keep the paths that the user knows: `args[0]['w']` stays what it is, and the

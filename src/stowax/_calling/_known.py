@@ -6,10 +6,11 @@ know what is static, so both is read off them first.
 """
 
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -115,6 +116,22 @@ class KnownStep:
     """
 
     known: Known
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the step returns."""
+        raise NotImplementedError
+
+    def __copy__(self) -> Self:
+        """Itself, as functions are."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Itself, as functions are."""
+        return self
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A step that is a method is bound to its object, as any function is."""
+        return self if instance is None else functools.partial(self, instance)
 
 
 def known(step: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Known:

@@ -85,10 +85,16 @@ def _whole(sharding: Sharding) -> Sharding:
 def _put(leaf: Any, sharding: Sharding) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf if leaf.sharding else leaf.update(sharding=sharding)
+    if not is_array(leaf) or isinstance(leaf, np.generic):
+        return leaf  # a number
     if isinstance(leaf, jax.Array):
         devices = leaf.sharding.device_set
         there = leaf.committed and devices == sharding.device_set
-        return leaf if there or len(devices) > 1 else jax.device_put(leaf, sharding)
-    if not is_array(leaf) or isinstance(leaf, np.generic):
-        return leaf  # a number
+        if there or len(devices) > 1:
+            return leaf
+    if not sharding.device_set <= {*jax.devices()}:  # a target that is not there
+        weak = _jax.aval_of(leaf).weak_type
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak
+        )
     return jax.device_put(leaf, sharding)

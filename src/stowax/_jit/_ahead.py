@@ -45,14 +45,8 @@ def with_static(
     """A call's arguments, those that are static as in the call that was lowered."""
     first, named = lowered_for
     static = {n + len(first) if n < 0 else n for n in known.static}
-    given, whole = iter(args), []
-    for k, argument in enumerate(first):
-        if k in static:
-            whole.append(argument)
-        else:
-            whole += [a for a in (next(given, _NONE),) if a is not _NONE]
+    whole = list(args)
+    for k in sorted(static & {*range(len(first))}):
+        whole.insert(k, first[k])
     kept = {k: v for k, v in named.items() if k in known.named}
-    return (*whole, *given), {**kept, **kwargs}
-
-
-_NONE = object()
+    return tuple(whole), {**kept, **kwargs}

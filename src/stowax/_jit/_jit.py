@@ -62,8 +62,9 @@ def jit(
 
     **Returns:** a `Planned`: called like the step, with `.plan`, `.lower`, `.trace`.
 
-    **Raises:** `ArgumentError` for `fun` that cannot be called; what `stowax.plan` and
-    the step raise, when it is called; `MisfitError`, before anything runs, where no
+    **Raises:** `ArgumentError` for `fun` that cannot be called; what `jax.jit` raises
+    for positions and names that are none; what `stowax.plan` and the step raise, when
+    it is called; `MisfitError`, before anything runs, where no
     plan keeps the budget.
 
     ```python

@@ -180,18 +180,6 @@ class Planned(KnownStep):
             self._inlined.clear()
             self._fast = None
 
-    def __copy__(self) -> "Planned":
-        """Itself, as functions are."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> "Planned":
-        """Itself, as functions are."""
-        return self
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A step that is a method is bound to its object, as any function is."""
-        return self if instance is None else functools.partial(self, instance)
-
     def _within(self, args: Any, kwargs: Any) -> Any:
         """The step as it is written, as a part of what is traced around it."""
         with together():
@@ -236,7 +224,7 @@ class Planned(KnownStep):
         key = taken.key, _types(taken.arrays), context, len(args), tuple(sorted(kwargs))
         with self._lock:
             if self._context is not None and self._context[1] is not context[1]:
-                self._ready.clear()  # as `jax.clear_caches` has cleared all of JAX's
+                self.clear_cache()  # as `jax.clear_caches` has cleared all of JAX's
             if key not in self._ready:
                 with explaining(taken):
                     self._ready[key] = self._made(taken, own is not None, flat)

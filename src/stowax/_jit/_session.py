@@ -113,14 +113,6 @@ class _Step(KnownStep):
             self.planned.clear_cache()
         self._left = False
 
-    def __copy__(self) -> "_Step":
-        """Itself, as functions are."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> "_Step":
-        """Itself, as functions are."""
-        return self
-
     def _ahead(self, what: str, args: Any, kwargs: Any) -> Any:
         plainly = getattr(self._original, what)
         session, out = self._decided(lambda: plainly(*args, **kwargs))
@@ -185,9 +177,6 @@ class _Step(KnownStep):
         if name == "_original":  # of an object that is not made yet
             raise AttributeError(name)
         return getattr(self._original, name)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
 
 
 def _watched(fun: Any, step: _Step) -> Callable[..., Any]:

@@ -60,11 +60,6 @@ def write_layer(layers: Any, value: Any, layer: Any) -> Any:
     return jax.lax.dynamic_update_index_in_dim(layers, value, layer, 0)
 
 
-def read_layer(layers: Any, layer: Any) -> Any:
-    """What `layers` has in the place of `layer`."""
-    return jax.lax.dynamic_index_in_dim(layers, layer, 0, keepdims=False)
-
-
 def empty_slots(count: int, aval: Any) -> Any:
     """Host memory for `count` values of one type; what it holds is not defined."""
     sharding = _jax.explicit_sharding(aval, leading=1)

@@ -7,11 +7,13 @@ compares the planned step with the plain one: to the bit without fusion
 
 import contextlib
 import random
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stowax import _jax_host_memory
 from stowax._jaxprs._jaxpr import is_float
 from stowax._layers._rewrite import Options
 from stowax._step._trace import available, store_all, trace_step
@@ -93,8 +95,11 @@ def counts(traced):
 
 @contextlib.contextmanager
 def unfused():
-    """Every operation runs by itself, nothing is fused."""
-    with jax.disable_jit():
+    """Every operation runs by itself, in the memory that it is given; none is fused."""
+    as_given = mock.patch.object(
+        _jax_host_memory, "_in_host_memory", return_value=False
+    )
+    with jax.disable_jit(), as_given:
         yield
 
 

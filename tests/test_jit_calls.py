@@ -60,10 +60,13 @@ def test_arguments_that_only_have_names_are_donated(way):
     def run(make):
         planned = make(step, donate_argnames="state")
         params, momentum, x = arguments()
-        state, found = (params, momentum), []
+        given = state = (params, momentum)
+        found = []
         for _ in range(3):
             state, loss = planned(state=state, x=x)
             found.append(float(loss))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+        assert not x.is_deleted()
         return found
 
     expected = run(jax.jit)

@@ -152,12 +152,22 @@ def test_a_line_says_what_waits_in_host_memory(capsys, usual_promotion):
     step = stowax.jit(train_step, donate_argnums=(0, 1), **wishes)
     params, *_ = step(*fresh(width=WIDE), X)
     assert capsys.readouterr().err.endswith(
-        "train_step: in host memory from now on: parameters, optimizer state. What "
-        "stowax jits takes them as they are; before any other computation write "
-        "jax.device_put(x, jax.memory.Space.Device)\n"
+        "train_step: in host memory from now on: parameters, optimizer state\n"
     )
-    fetched = jax.device_put(params, jax.memory.Space.Device)
-    assert np.isfinite(jax.jit(loss_of)(fetched, X))
+    assert np.isfinite(jax.jit(loss_of)(params, X))
+
+
+def test_it_is_lowered_for_where_the_arrays_are(hosted):
+    """Not for the machine that the plan was made for, which is not there."""
+    step, *_ = hosted
+    expected = step(*fresh(width=WIDE), X)
+    compiled = step.lower(*fresh(width=WIDE), X).compile()
+    state = fresh(width=WIDE)
+    for _ in range(2):
+        *state, loss = compiled(*state, X)
+    *state, _ = expected
+    np.testing.assert_allclose(loss, step(*state, X)[-1], rtol=1e-5)
+    assert loss.devices() == {jax.devices()[0]}
 
 
 def test_another_planned_step_is_given_what_the_first_has_on_the_host(hosted):

@@ -76,6 +76,29 @@ def test_effects_in_a_fixed_order_leave_nothing_in_host_memory():
     check(step, plan)
 
 
+def test_a_callback_that_is_given_what_the_update_is_given():
+    """It gives nothing back that could be waited for; this one is very common."""
+    seen = []
+
+    def step(params, momentum, x):
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
+        norm = sum(jnp.sum(g**2) for g in jax.tree.leaves(grads))
+        out = update(loss, grads, params, momentum)
+        jax.debug.callback(lambda *values: seen.append(values), loss, norm)
+        return out
+
+    pin = {"optimizer state": "offload"}
+    plan = stowax.plan(
+        step, *arrays(), target="h200", budget="4MiB", pin=pin, progress=False
+    )
+    assert {a.memory_kind for a in plan.arguments} == {"device", "pinned_host"}
+    assert not any("cannot read" in note for note in plan.notes)
+    check(step, plan)
+    jax.effects_barrier()
+    assert len(seen) == 2
+    np.testing.assert_allclose(*seen, rtol=1e-4)
+
+
 def test_numbers_beside_arrays_on_an_explicit_mesh_of_one_device():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
     home = NamedSharding(mesh, PartitionSpec())

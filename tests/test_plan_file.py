@@ -98,15 +98,15 @@ def damaged(found, change):
         (lambda p: '{"name": "x"}', "which is no plan. "),
         (
             lambda p: damaged(p, lambda d: d.pop("stacks")),
-            "which is no whole plan (no 'stacks'). ",
+            "which is no whole plan (stacks is missing). ",
         ),
         (
             lambda p: damaged(p, lambda d: d.pop("gap")),
-            "which is no whole plan (no 'field gap'). ",
+            "which is no whole plan (gap is missing). ",
         ),
         (
             lambda p: damaged(p, lambda d: d.update(extra=1)),
-            "which is no whole plan (unknown field 'extra'). ",
+            "which is no whole plan (extra is not known). ",
         ),
         (
             lambda p: damaged(p, lambda d: d.update(budget_bytes="lots")),
@@ -114,8 +114,33 @@ def damaged(found, change):
         ),
         (
             lambda p: damaged(p, lambda d: d["decisions"][0].update(decision="burn")),
-            "which is no whole plan (decision is 'burn'). ",
+            "which is no whole plan (decisions.0.decision is 'burn'). ",
         ),
+        (
+            lambda p: damaged(p, lambda d: d["arguments"][0].update(output=-1)),
+            "which is no whole plan (arguments.0.output is -1). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d["arguments"][0].update(shard=[1])),
+            "which is no whole plan (arguments.0.shard is (1,)). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d["arguments"][0].update(order=[0, 0, 0])),
+            "which is no whole plan (arguments.0.order is (0, 0, 0)). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d["arguments"][0].update(memory_kind="x")),
+            "which is no whole plan (arguments.0.memory_kind is 'x'). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d.update(donate_argnums=[7])),
+            "which is no whole plan (donate_argnums is (7,)). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d["stacks"][0].update(stored={"x": "keep"})),
+            "which is no whole plan (stacks.0.stored has the key 'x'). ",
+        ),
+        (lambda p: "[" * 100_000, "which is no whole plan ("),
     ],
 )
 def test_a_damaged_file(moved, tmp_path, content, reason):

@@ -156,3 +156,22 @@ def test_each_device_of_a_mesh_returns_its_own_part():
         assert place.memory_kind == "pinned_host"
         shard = place.shard_shape((LAYERS, WIDTH, WIDTH))
         assert shard == (LAYERS, WIDTH, WIDTH // 4)
+
+
+@pytest.mark.slow
+def test_they_are_tried_where_predictions_of_all_else_were_wrong():
+    """Small arrays need more than is predicted: all compiles go before it is known."""
+
+    def steps(weights, x):
+        layer = lambda x, w: (x + jnp.tanh(x @ w), None)
+        net = lambda weights: jax.lax.scan(layer, x, weights)[0]
+        return jax.value_and_grad(lambda w: jnp.mean((net(w) - 1) ** 2))(weights)
+
+    arrays = spec(6, 128, 128), spec(128, 128)
+    for budget in (910 * 2**10, MIB):
+        found = plan(steps, *arrays, target="h200", budget=budget)
+        assert found.fits
+        assert found.gradients_on_host
+    least = plan(steps, *arrays, target="h200", budget=520 * 2**10)
+    assert not least.fits
+    assert 520 * 2**10 < least.smallest_budget <= least.device_bytes

@@ -1,5 +1,7 @@
 """Streamed updates under a mesh: every device streams its own shard."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import stowax
 from planned_models import target_or_skip
+from stowax._jax_host_memory import takes_host_memory
 from stowax._jaxprs._jaxpr import evaluate, trace
 from stowax._survey._options import overlap_options
 from stowax._update._blocks import BlockSize
@@ -93,3 +96,36 @@ def test_every_chip_streams_its_shard():
     assert found.memory.host.temp == 0
     seconds = 2 * LAYERS * shard / target.link.host_to_device
     assert found.timeline.exposed_seconds <= 1.1 * seconds
+
+
+def test_parameters_stay_whole_beside_moments_that_are_cut():
+    """ZeRO: the compiler would spread parameters as it finds their moments spread."""
+    mesh = Mesh(np.array(jax.devices()), ("d",))
+    whole, cut = (NamedSharding(mesh, PartitionSpec(*p)) for p in ((), (None, "d")))
+
+    def descend(weight, moment, gradient):
+        moment = 0.9 * moment + gradient
+        return weight - 0.1 * moment, moment
+
+    values = [np.random.default_rng(k).normal(size=(64, 64)) for k in range(3)]
+    args = [
+        jax.device_put(jnp.asarray(v, jnp.float32), sharding)
+        for v, sharding in zip(values, (whole, cut, whole), strict=True)
+    ]
+    shards = {i: args[i].sharding.shard_shape((64, 64)) for i in (0, 1)}
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
+    jaxpr = trace(descend, *specs)
+    found = stream_update(jaxpr, {0: 0, 1: 1}, per_device=shards, size=SMALL)
+    assert [leaf.way for leaf in found.leaves] == ["streamed"] * 2
+    partitions = {0: (None, None), 1: (None, "d")}
+    found = dataclasses.replace(found, partitions=partitions)
+    expected = descend(*args)
+    hosted = [
+        jax.device_put(a, a.sharding.with_memory_kind("pinned_host")) for a in args[:2]
+    ]
+    streamed = takes_host_memory(lambda *args: run_streamed(found, args))
+    got = jax.jit(streamed, donate_argnums=(0, 1))(*hosted, args[2])
+    for new, old, same in zip(got, args, expected, strict=False):
+        host = old.sharding.with_memory_kind("pinned_host")
+        assert new.sharding.is_equivalent_to(host, new.ndim)
+        np.testing.assert_allclose(new, same, rtol=1e-6, atol=1e-6)

@@ -2,10 +2,12 @@
 
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from stowax import _jax_host_memory
 from stowax._jaxprs._jaxpr import trace
 from stowax._update._blocks import BlockSize
 from stowax._update._find import stream_update
@@ -37,7 +39,9 @@ class StreamedStep:
         return self.found.host_inputs
 
     def run(self, *args: Any) -> Any:
-        out = run_streamed(self.found, placed(self, *args))
+        # Operation by operation: no copies are made for them, whatever ran before.
+        with mock.patch.object(_jax_host_memory, "_in_host_memory", return_value=False):
+            out = run_streamed(self.found, placed(self, *args))
         return jax.tree.unflatten(self.structure, out)
 
     def compiled(self, *args: Any) -> Any:

@@ -4,6 +4,7 @@ The types that the records declare say what has to be there. A number where a na
 expected, a field too many or too few is an error that says where; nothing is guessed.
 """
 
+import contextlib
 import dataclasses
 import functools
 import types
@@ -66,14 +67,19 @@ def _value_of(wanted: Any, value: Any, where: str) -> Any:
             )
     elif origin is dict and isinstance(value, dict):
         return {
-            str(key): _value_of(inside[1], item, _below(where, key))
+            _key_of(inside[0], key, where): _value_of(
+                inside[1], item, _below(where, key)
+            )
             for key, item in value.items()
         }
     elif origin in (types.UnionType, typing.Union):
         if value is None and type(None) in inside:
             return None
-        (kind,) = (kind for kind in inside if kind is not type(None))
-        return _value_of(kind, value, where)
+        *others, last = (kind for kind in inside if kind is not type(None))
+        for kind in others:
+            with contextlib.suppress(NotSuchARecord):
+                return _value_of(kind, value, where)
+        return _value_of(last, value, where)
     elif origin is typing.Literal:
         if value in inside:
             return value
@@ -83,3 +89,13 @@ def _value_of(wanted: Any, value: Any, where: str) -> Any:
     elif wanted in (int, str, bool) and type(value) is wanted:
         return value
     raise NotSuchARecord(f"{where} is {value!r:.60}")
+
+
+def _key_of(wanted: Any, key: str, where: str) -> Any:
+    """A key of a dict, which JSON has as a name."""
+    if wanted is not int:
+        return key
+    try:
+        return int(key)
+    except ValueError:
+        raise NotSuchARecord(f"{where} has the key {key!r:.60}") from None

@@ -5,6 +5,7 @@ decimal units (`GB`) are understood when reading.
 """
 
 import math
+import numbers
 import re
 from typing import Any
 
@@ -30,6 +31,8 @@ def parse_bytes(quantity: Any, argument: str) -> int:
     17179869184
     """
     instead = "Write bytes as an int, or text such as '16GiB'."
+    if not isinstance(quantity, bool) and isinstance(quantity, numbers.Integral):
+        quantity = int(quantity)  # NumPy's, too
     # Parts of a byte: more likely a number of GiB.
     broken = isinstance(quantity, float) and quantity % 1 > 0
     known = isinstance(quantity, int | float | str) and not isinstance(quantity, bool)

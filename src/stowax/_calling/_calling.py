@@ -33,7 +33,9 @@ class Taken:
     """The arguments of one call, taken apart.
 
     `arrays` are trees with `None` for what is no array, positional arguments first,
-    then a dict of those by keyword, if there are any. `key` says all but the arrays.
+    then `by_keyword` dicts of those by keyword: first of those that are given away.
+    `donated` are the positions of what is, `None` where nothing is said of that. `key`
+    says all but the arrays.
     """
 
     arrays: tuple[Any, ...]
@@ -41,7 +43,8 @@ class Taken:
     flags: tuple[bool, ...]
     others: tuple[Any, ...]
     definition: Any
-    by_keyword: bool
+    by_keyword: int
+    donated: frozenset[int] | None
 
     @property
     def key(self) -> Hashable:
@@ -91,7 +94,13 @@ def take(args: Sequence[Any], kwargs: Mapping[str, Any], known: Known) -> Taken:
     """
     args, kwargs = known.ordered(args, kwargs)
     args = placed_as_told(known.function, args)
-    whole = (*args, dict(kwargs)) if kwargs else args
+    given = {k: v for k, v in kwargs.items() if k in known.given}
+    kept = {k: v for k, v in kwargs.items() if k not in known.given}
+    named = [part for part in (given, kept) if part]
+    donated = known.donated
+    if donated is not None and given:
+        donated |= {len(args)}
+    whole = (*args, *named)
     leaves, structure = flatten(whole)
     flags = tuple(computed(whole, leaves, known.numbers))
     definition, pieces = split([leaf for leaf in leaves if is_object(leaf)])
@@ -109,7 +118,8 @@ def take(args: Sequence[Any], kwargs: Mapping[str, Any], known: Known) -> Taken:
         flags=flags,
         others=others,
         definition=definition,
-        by_keyword=bool(kwargs),
+        by_keyword=len(named),
+        donated=donated,
     )
 
 
@@ -139,7 +149,7 @@ def as_jax_takes_it(
     if jit_info(step) is not None or (hasattr(step, "trace") and is_planned):
         return step, tuple(args)
     taken, _, flat = flattened(what, args, {})
-    return jax.jit(flat, donate_argnums=tuple(what.donated or ())), taken.arrays
+    return jax.jit(flat, donate_argnums=tuple(taken.donated or ())), taken.arrays
 
 
 def _others(leaves: Sequence[Any], flags: Sequence[bool]) -> tuple[Any, ...]:
@@ -234,13 +244,13 @@ class Flat:
         results come after them.
         """
         own, args = self.taken.put_together(arrays, inside=True)
-        kwargs = {}
-        if self.taken.by_keyword:
-            *args, named = args
-            kwargs = {
-                k: a.value if isinstance(a, Static) else a for k, a in named.items()
-            }
-        out = self.step(*args, **kwargs)
+        by_position = len(args) - self.taken.by_keyword
+        kwargs = {
+            k: a.value if isinstance(a, Static) else a
+            for named in args[by_position:]
+            for k, a in named.items()
+        }
+        out = self.step(*args[:by_position], **kwargs)
         leaves, structure = flatten(out)
         flags = computed(out, leaves, numbers=True)
         made = [leaf for leaf in leaves if is_object(leaf)]

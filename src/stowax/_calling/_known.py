@@ -24,9 +24,9 @@ class Known:
     """How a step takes its arguments.
 
     `static` are positions and `named` names of arguments that are no arrays, `donated`
-    the positions of those that a call gives away; `None` where nothing is said of
-    that. Negative static ones count from the end of what a call is given. `numbers`
-    tells whether Python's numbers are computed with.
+    the positions of those that a call gives away, `given` their names; `None` where
+    nothing is said of that. Negative static ones count from the end of what a call is
+    given. `numbers` tells whether Python's numbers are computed with.
     """
 
     function: Callable[..., Any]
@@ -34,6 +34,7 @@ class Known:
     static: frozenset[int] = frozenset()
     named: frozenset[str] = frozenset()
     donated: frozenset[int] | None = None
+    given: frozenset[str] = frozenset()
     numbers: bool = True
 
     @property
@@ -72,6 +73,7 @@ class Known:
             static=self.static | {*info.static_argnums},
             named=self.named | {*info.static_argnames},
             donated=self.donated if silent else _donated(info),
+            given=self.given if silent else frozenset(info.donate_argnames),
         )
 
     def ordered(
@@ -186,14 +188,15 @@ def _of_jit(step: Any, info: Any) -> Known:
         jitted=True,
         static=frozenset(info.static_argnums),
         named=frozenset(info.static_argnames),
-        donated=donated or None,
+        donated=donated if donated or info.donate_argnames else None,
+        given=frozenset(info.donate_argnames),
     )
 
 
 def _donated(info: Any) -> frozenset[int]:
     """Positions that `jax.jit` donates.
 
-    Of an argument that only has a name, and of negative ones among `*args`, it keeps no
-    position that it would donate.
+    An argument that only has a name has no position; of negative ones among `*args` it
+    keeps none that it would donate.
     """
     return frozenset(n for n in info.donate_argnums if n >= 0)

@@ -10,7 +10,7 @@ import jax
 
 from .. import _jax
 from .._plan._plan import Plan
-from .._state._places import mesh_of, planned_kinds, put
+from .._state._places import mesh_of, planned_kinds, put, spec_put
 
 # How JAX (0.10 to 0.12) begins to say so, itself and by its runtime.
 _OF_DONATION = re.compile(
@@ -56,6 +56,16 @@ class Placing:
                     new.block_until_ready()
                     leaf.delete()
             placed.append(new)
+        return jax.tree.unflatten(structure, placed)
+
+    def specs(self, arrays: Sequence[Any]) -> Any:
+        """What `place` would return, for lowering: what would move is a spec."""
+        leaves, structure = jax.tree.flatten(tuple(arrays))
+        mesh = mesh_of(arrays)
+        placed = [
+            spec_put(leaf, kind, mesh)
+            for leaf, kind in zip(leaves, self.kinds, strict=True)
+        ]
         return jax.tree.unflatten(structure, placed)
 
 

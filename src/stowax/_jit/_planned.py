@@ -92,25 +92,17 @@ class _Ready:
     def arrays(self, taken: Taken) -> tuple[Any, ...]:
         """The arrays of a call, where the plan wants them."""
         if self.plan is None:
-            return on_device(taken.arrays)
+            return taken.arrays
         check_alive(taken.arrays)
         arrays = apart(taken.arrays, self.plan.donate_argnums)
-        if self.placing is None:  # what another step's plan has put there comes back
-            return on_device(arrays)
-        return self.placing.place(arrays)
-
-    @property
-    def fast(self) -> Callable[..., Any]:
-        """The program for a call's own arguments, which are not looked at before."""
-        if self.plan is not None:
-            return self.run
-        run = self.run
-        return lambda *args, **kwargs: run(*on_device(args), **on_device(kwargs))
+        return arrays if self.placing is None else self.placing.place(arrays)
 
     def specs(self, taken: Taken) -> tuple[Any, ...]:
         """What the program is lowered for."""
         if self.placing is None or self.plan is None:
             return on_device(taken.arrays)
+        if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(taken.arrays)):
+            return self.placing.specs(taken.arrays)  # for where they are
         specs = self.plan.specs(*taken.arrays)
         return (specs,) if len(taken.arrays) == 1 else specs
 
@@ -119,8 +111,7 @@ class Planned(KnownStep):
     """A step under a plan, called as `jax.jit`'s function would be.
 
     `plan` is that of the last kind of arguments that has one: `None` before the first
-    call, and where there is nothing to plan. `known` says how the step is called, and
-    `hosts` whether a plan has put any of its arguments into host memory.
+    call, and where there is nothing to plan. `known` says how the step is called.
     """
 
     def __init__(self, what: Known, wishes: Wishes, plan: Plan | None):
@@ -132,7 +123,6 @@ class Planned(KnownStep):
         self._inlined: dict[Hashable, tuple[Any, Any]] = {}
         self._fast: Callable[..., Any] | None = None
         self._context: Any = None
-        self.hosts = False
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -229,9 +219,8 @@ class Planned(KnownStep):
                 with explaining(taken):
                     self._ready[key] = self._made(taken, own is not None, flat)
                 direct = len(self._ready) == 1 and self._ready[key].direct
-                self._fast = self._ready[key].fast if direct else None
+                self._fast = self._ready[key].run if direct else None
                 self._context = context
-                self.hosts |= self._ready[key].placing is not None
             ready = self._ready[key]
         self.plan = ready.plan or self.plan
         return taken, ready
@@ -249,7 +238,7 @@ class Planned(KnownStep):
             return self._planned(taken, direct, flat, ready)
         except NothingToPlanError as nothing:
             self._say()(f"{nothing} It runs as jax.jit would run it.")
-            donated = tuple(sorted(self.known.donated or ()))
+            donated = tuple(sorted(taken.donated or ()))
             run = jax.jit(flat, donate_argnums=donated)
             give = getattr(flat, "give", _as_it_is)
             return _Ready(plan=None, run=run, give=give, placing=None, direct=direct)
@@ -280,7 +269,7 @@ class Planned(KnownStep):
             return plan
 
         asked, plan = agreed(self._name, ask, make)
-        if self.known.donated is None and plan.fits and plan.donate_argnums:
+        if taken.donated is None and plan.fits and plan.donate_argnums:
             given = ", ".join(f"args[{n}]" for n in plan.donate_argnums)
             self._say()(
                 f"{self._name} does not fit unless {given} may be overwritten: go on "
@@ -289,11 +278,7 @@ class Planned(KnownStep):
         if waits := [a for a in plan.arguments if a.memory_kind != "device"]:
             names = {"parameter": "parameters"}
             roles = dict.fromkeys(names.get(a.role, a.role) for a in waits)
-            self._say()(
-                f"{self._name}: in host memory from now on: {', '.join(roles)}. What "
-                "stowax jits takes them as they are; before any other computation "
-                "write jax.device_put(x, jax.memory.Space.Device)"
-            )
+            self._say()(f"{self._name}: in host memory from now on: {', '.join(roles)}")
         return tried.get(id(plan)) or ready(plan, _step_under(plan, asked))
 
     def _found(self, asked: Asked, *, taken_apart: bool) -> Plan:
@@ -302,7 +287,7 @@ class Planned(KnownStep):
         Where the user says nothing of donation, what the step is given stays theirs,
         unless nothing fits without.
         """
-        if self.known.donated is None:
+        if asked.recording.donated is None:
             # Pins may ask for what only donated state allows.
             with contextlib.suppress(ArgumentError):
                 frugal = dataclasses.replace(asked, donate=False)
@@ -320,7 +305,7 @@ class Planned(KnownStep):
             for field in dataclasses.fields(Wishes)
         }
         wishes.update(budgets=(wishes.pop("budget"),), cache=wishes["cache"] or None)
-        return asked_for(flat, taken.arrays, self.known.donated, donate=None, **wishes)
+        return asked_for(flat, taken.arrays, taken.donated, donate=None, **wishes)
 
     @property
     def _name(self) -> str:

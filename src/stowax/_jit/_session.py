@@ -22,7 +22,6 @@ from .._errors import ArgumentError, MisfitError, StepError
 from .._mark import current, noticing
 from .._plan._plan import Plan
 from . import _equinox
-from ._placing import on_device
 from ._planned import Planned, Wishes, given_plan, wished
 
 _JAXS_OWN = ("jax.", "jaxlib.", "stowax.")
@@ -63,10 +62,6 @@ class Session:
         """A step in place of a function that `jax.jit` made."""
         self._steps.append(step)
 
-    def hosts(self) -> bool:
-        """Whether a plan has put anything into host memory."""
-        return any(step.planned and step.planned.hosts for step in self._steps)
-
 
 class _Step(KnownStep):
     """A jitted function that is planned if it turns out to differentiate.
@@ -93,7 +88,7 @@ class _Step(KnownStep):
         """As the function that `jax.jit` made."""
         if _jax.is_tracing():
             return self._original(*args, **kwargs)
-        session, out = self._decided(lambda: self._plainly(args, kwargs))
+        session, out = self._decided(lambda: self._original(*args, **kwargs))
         if session is None or self.planned is None:
             return out
         return self._under_a_plan(session, self.planned, args, kwargs)
@@ -159,7 +154,7 @@ class _Step(KnownStep):
             raise
         except StepError as error:
             self._give_up(session, planned, error)
-            return self._plainly(args, kwargs)
+            return self._original(*args, **kwargs)
 
     def _give_up(self, session: Session, planned: Planned, error: StepError) -> None:
         """From now on it runs as it is written, unless it ran under a plan before."""
@@ -167,11 +162,6 @@ class _Step(KnownStep):
             raise error
         session.notes.append(f"{self.__name__} runs as it is written: {error}")
         self._left = True
-
-    def _plainly(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        if self._session is not None and self._session.hosts():
-            args, kwargs = on_device(args), on_device(kwargs)
-        return self._original(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_original":  # of an object that is not made yet

@@ -149,11 +149,11 @@ class HostLayers:
         """The part of `layer` (traced or not), on the device, before the chain."""
         if self.axis is None:
             branches = [lambda array=array: to_device(array) for array in self.arrays]
-            return _split(jax.lax.switch(layer, branches), self.sharding)
+            return split(jax.lax.switch(layer, branches), self.sharding)
         (array,) = self.arrays
         # The axis goes on the device: squeezed where it lies it would be a reshape.
         part = to_device(_cut(array, layer, self.axis))
-        return _split(jax.lax.squeeze(part, [self.axis]), self.sharding)
+        return split(jax.lax.squeeze(part, [self.axis]), self.sharding)
 
     def prepare(self, part: Any) -> Any:
         """What the body reads, of a part that `fetch` brought."""
@@ -204,14 +204,14 @@ class HostGradients:
         if _is_in_types(sharding):
             bare = NamedSharding(sharding.mesh, sharding.spec)
             return _jax.empty_on_host(shape, part.dtype, bare)
-        return _split(_jax.empty_on_host(shape, part.dtype), sharding)
+        return split(_jax.empty_on_host(shape, part.dtype), sharding)
 
     def finish(self, gradient: Any) -> Any:
         """A layer's gradient as it is to lie in host memory."""
         gradient = apply_chain(self.chain, gradient)
         if self.shape is not None:
             gradient = jax.lax.reshape(gradient, self.shape)
-        return _split(gradient, self.sharding)
+        return split(gradient, self.sharding)
 
     def lying(self, rows: "Rows | None") -> "HostGradients":
         """The same, laid out like this; `None`: as it is."""
@@ -239,7 +239,7 @@ def sharding_over(array: Any, partition: Partition | None) -> Any:
     run without one.
     """
     mesh = jax.typeof(array).sharding.mesh
-    if partition is None or mesh.empty:
+    if partition is None or mesh.empty or mesh.size == 1:
         return None
     return NamedSharding(mesh, PartitionSpec(*partition))
 
@@ -297,7 +297,8 @@ def _with_axis(sharding: Any, axis: int, ndim: int) -> Any:
     )
 
 
-def _split(value: Any, sharding: Any) -> Any:
+def split(value: Any, sharding: Any) -> Any:
+    """`value`, spread over a mesh like this; `None`: as it is."""
     if sharding is None:
         return value
     if _is_in_types(sharding):
@@ -339,7 +340,10 @@ def not_positive(values: Sequence[Any]) -> Any:
     """An integer that is not positive, made of one element of each of `values`."""
     number = jnp.int32(0)
     for value in values:
-        element = jax.lax.convert_element_type(first_element(value), jnp.int32)
+        element = first_element(value)
+        if jnp.iscomplexobj(element):
+            element = jax.lax.real(element)
+        element = jax.lax.convert_element_type(element, jnp.int32)
         number = jax.lax.min(number, element)
     return number
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import _jax
 
@@ -32,7 +33,7 @@ def to_device(value: Any) -> Any:
 
 def empty_layers(count: int, aval: Any) -> Any:
     """Device memory for `count` values of one type; what it holds is not defined."""
-    sharding = _jax.explicit_sharding(aval, leading=1)
+    sharding = _spread(aval, leading=1)
     return empty_array((count, *aval.shape), aval, sharding)
 
 
@@ -57,19 +58,37 @@ def empty_array(shape: Sequence[int], aval: Any, sharding: Any = None) -> Any:
 
 def write_layer(layers: Any, value: Any, layer: Any) -> Any:
     """`layers` with `value` in the place of `layer`."""
+    value = _on_mesh_of(layers, value)
     return jax.lax.dynamic_update_index_in_dim(layers, value, layer, 0)
 
 
 def empty_slots(count: int, aval: Any) -> Any:
     """Host memory for `count` values of one type; what it holds is not defined."""
-    sharding = _jax.explicit_sharding(aval, leading=1)
+    sharding = _spread(aval, leading=1)
     return _jax.empty_on_host((count, *aval.shape), aval.dtype, sharding)
 
 
 def write_slot(slots: Any, value: Any, layer: Any, scope: str) -> Any:
     """`slots` with `value` in the place of `layer`; the copy is named `scope`."""
     with jax.named_scope(scope):
-        return jax.lax.dynamic_update_index_in_dim(slots, to_host(value), layer, 0)
+        value = to_host(_on_mesh_of(slots, value))
+        return jax.lax.dynamic_update_index_in_dim(slots, value, layer, 0)
+
+
+def _spread(aval: Any, leading: int) -> Any:
+    """How values of a type are spread; what is made of numbers may be on any mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not aval.sharding.mesh.empty or not mesh.explicit_axes:
+        return _jax.explicit_sharding(aval, leading)
+    return NamedSharding(mesh, PartitionSpec(*[None] * (leading + aval.ndim)))
+
+
+def _on_mesh_of(buffer: Any, value: Any) -> Any:
+    """A value that is on no mesh, on that which the buffer's type names."""
+    mesh = _jax.aval_of(buffer).sharding.mesh
+    if not mesh.explicit_axes or not _jax.aval_of(value).sharding.mesh.empty:
+        return value
+    return jax.sharding.reshard(value, NamedSharding(mesh, PartitionSpec()))
 
 
 def read_slot(slots: Any, layer: Any, scope: str) -> Any:

@@ -73,6 +73,8 @@ class Asked:
     compiles: int | None
     cache: ProgramCache
     say: Callable[[str], None]
+    taken: int | None = None
+    """Device bytes of the step as it is, where it was compiled for a share."""
 
     @property
     def finishes(self) -> bool:
@@ -138,7 +140,8 @@ def find(asked: Asked) -> list[FoundFor]:
     """
     while True:
         try:
-            budgets = _in_bytes(asked)
+            budgets, taken = _in_bytes(asked)
+            asked = dataclasses.replace(asked, taken=taken)
             found = _find(asked, sorted(set(budgets)))
             by_budget = {one.found.search.budget: one for one in found}
             return [by_budget[budget] for budget in budgets]
@@ -154,23 +157,24 @@ def find(asked: Asked) -> list[FoundFor]:
             asked = dataclasses.replace(asked, recording=less)
 
 
-def _in_bytes(asked: Asked) -> list[int]:
-    """Each budget in bytes. For shares the step is compiled as it is.
+def _in_bytes(asked: Asked) -> tuple[list[int], int | None]:
+    """Each budget in bytes. For shares the step is compiled as it is: what it takes.
 
     More than the machine has is what it has.
     """
     if not any(isinstance(budget, float) for budget in asked.budgets):
-        return [int(budget) for budget in asked.budgets]
+        return [int(budget) for budget in asked.budgets], None
     most = asked.machine.device_bytes
     free = dataclasses.replace(asked, pin={}, forbid=())
     search, _ = _surveyed(free, most, least_bytes(most, _state_bytes(asked)))
     taken = bytes_as_written(search)
-    return [
+    budgets = [
         min(most, max(1, int(budget * taken)))
         if isinstance(budget, float)
         else int(budget)
         for budget in asked.budgets
     ]
+    return budgets, taken
 
 
 def _state_bytes(asked: Asked) -> int:
@@ -271,6 +275,7 @@ def _surveyed(asked: Asked, budget: int, least: int) -> tuple[Search, Preference
         user_options=asked.compiler_options,
         donate=asked.donate,
         as_written=not asks_for_more(free, survey, lambda value: True),
+        taken=asked.taken,
         cache=asked.cache,
         say=asked.say,
     )

@@ -13,7 +13,7 @@ import jax
 from .._calling._calling import take
 from .._calling._known import known
 from .._calling._objects import together
-from .._records._plan import PlanRecord, read_record, record_of
+from .._records._plan import PlanRecord, plan_from, read_plan
 from .._state._places import (
     attached_specs,
     check_alive,
@@ -167,7 +167,7 @@ def load_plan(path: Any) -> Plan:
     **Raises:** `ArgumentError` for a file that is missing, damaged or no plan;
     `PlanMismatchError` for one written by a stowax with another format.
     """
-    return Plan(**read_record(path))
+    return read_plan(Plan, path)
 
 
 def plan_of(data: Any) -> Plan:
@@ -175,4 +175,4 @@ def plan_of(data: Any) -> Plan:
 
     **Raises:** as `load_plan`.
     """
-    return Plan(**record_of(data, "plan"))
+    return plan_from(Plan, data, "plan")

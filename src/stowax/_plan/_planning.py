@@ -168,7 +168,7 @@ def plans_for(
     with together():
         taken, own, flat = flattened(step, args, kwargs)
         with explaining(taken):
-            asked = asked_for(flat, taken.arrays, step.donated, **wishes)
+            asked = asked_for(flat, taken.arrays, taken.donated, **wishes)
             return found_for(asked, taken_apart=own is None)
 
 

@@ -9,12 +9,11 @@ import dataclasses
 import json
 import os
 import pathlib
-import types
-import typing
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .._errors import ArgumentError, PlanMismatchError
 from .._files import write_whole
+from .._record_json import NotSuchARecord, record_of
 from ._stages import Decision, Outcome, Role
 
 FORMAT_VERSION = 10
@@ -176,7 +175,7 @@ class PlanRecord:
     trials: tuple[Trial, ...]
     arguments: tuple[ArgumentRecord, ...]
     donate_argnums: tuple[int, ...]
-    compiler_options: dict[str, str | bool]
+    compiler_options: dict[str, str | bool | int | float]
     keep_checkpoint: bool
     roll: bool
     row_major: bool
@@ -219,8 +218,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The keyword arguments of a `PlanRecord` from a file that `save` wrote.
+Record = TypeVar("Record", bound=PlanRecord)
+
+
+def read_plan(kind: type[Record], path: str | os.PathLike[str]) -> Record:
+    """The plan from a file that `save` wrote, as a record of the type `kind`.
 
     **Raises:** `ArgumentError` for a file that is not there or no plan;
     `PlanMismatchError` for one of another format.
@@ -231,85 +233,60 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ArgumentError(
             "path", f"{os.fspath(path)!r}, which does not exist", _INSTEAD
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArgumentError(
             "path", f"{os.fspath(path)!r}, which is no whole plan ({error})", _INSTEAD
         ) from None
-    return record_of(data, os.fspath(path))
+    return plan_from(kind, data, os.fspath(path))
 
 
-def record_of(data: Any, path: str) -> dict[str, Any]:
+def plan_from(kind: type[Record], data: Any, path: str) -> Record:
     """The same from what `to_json` made; `path` is for messages."""
     if not isinstance(data, dict) or "format" not in data:
         raise ArgumentError("path", f"{path!r}, which is no plan", _INSTEAD)
     if data["format"] != FORMAT_VERSION:
+        versions = data.get("versions")
+        known = versions.get("stowax") if isinstance(versions, dict) else None
         raise PlanMismatchError(
             f"path: {path!r} has plan format {data['format']}; this stowax "
             f"reads format {FORMAT_VERSION}. Install the stowax that wrote it "
-            f"({data.get('versions', {}).get('stowax', 'unknown')}) or plan again."
+            f"({known or 'unknown'}) or plan again."
         )
     fields = {key: value for key, value in data.items() if key != "format"}
-    return _typed(fields, path, _INSTEAD)
+    try:
+        plan: Record = record_of(kind, fields)
+        _check_arguments(plan)
+    except NotSuchARecord as error:
+        raise ArgumentError(
+            "path", f"{path!r}, which is no whole plan ({error})", _INSTEAD
+        ) from None
+    return plan
 
 
 _INSTEAD = "Give a file that Plan.save or `stowax plan -o` wrote."
 
-_NESTED = {
-    "decisions": DecisionRecord,
-    "stacks": StackRecord,
-    "baselines": Baseline,
-    "trials": Trial,
-    "arguments": ArgumentRecord,
-    "pins": PinPrice,
-}
 
-
-def _typed(data: dict[str, Any], path: str, instead: str) -> dict[str, Any]:
-    try:
-        for field, kind in _NESTED.items():
-            data[field] = tuple(
-                kind(**_checked(kind, {k: _tuple(v) for k, v in item.items()}))
-                for item in data[field]
-            )
-        data["stacks"] = tuple(
-            dataclasses.replace(
-                s, stored=s.stored and {int(k): v for k, v in s.stored.items()}
-            )
-            for s in data["stacks"]
-        )
-        expected = {f.name for f in dataclasses.fields(PlanRecord)}
-        if missing := expected - data.keys():
-            raise KeyError(f"field {sorted(missing)[0]}")
-        if extra := data.keys() - expected:
-            raise ValueError(f"unknown field {sorted(extra)[0]!r}")
-        return _checked(PlanRecord, {k: _tuple(v) for k, v in data.items()})
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else error
-        raise ArgumentError(
-            "path", f"{path!r}, which is no whole plan ({reason})", instead
-        ) from None
-
-
-def _checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """`values` of the fields of `kind`, each of the field's own type on the outside."""
-    for field in dataclasses.fields(kind):
-        if field.name in values and not _is_a(values[field.name], field.type):
-            raise TypeError(f"{field.name} is {values[field.name]!r:.40}")
-    return values
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Literal:
-        return value in arguments
-    if origin is types.UnionType:
-        return any(_is_a(value, argument) for argument in arguments)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, origin or kind)
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(_tuple(v) for v in value) if isinstance(value, list) else value
+def _check_arguments(plan: PlanRecord) -> None:
+    """**Raises:** `NotSuchARecord` for what no array can be like."""
+    for number, argument in enumerate(plan.arguments):
+        ndim = len(argument.shape)
+        order, parts = argument.order, argument.partition
+        right = {
+            "shard": len(argument.shard) == ndim
+            and all(
+                0 <= part <= whole
+                for part, whole in zip(argument.shard, argument.shape, strict=True)
+            ),
+            "output": argument.output is None or argument.output >= 0,
+            "memory_kind": argument.memory_kind in ("device", "pinned_host"),
+            "partition": parts is None or len(parts) == ndim,
+            "order": order is None or sorted(order) == list(range(ndim)),
+        }
+        for field, is_right in right.items():
+            if not is_right:
+                value = getattr(argument, field)
+                raise NotSuchARecord(f"arguments.{number}.{field} is {value!r:.60}")
+    known = {argument.path.partition("]")[0] for argument in plan.arguments}
+    for number in plan.donate_argnums:
+        if f"args[{number}" not in known:
+            raise NotSuchARecord(f"donate_argnums is {plan.donate_argnums!r:.60}")

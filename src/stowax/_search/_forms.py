@@ -71,20 +71,23 @@ def _smallest_budget(search: Search) -> tuple[int, Source]:
     """Device bytes below which no plan is known to fit, and who says so.
 
     What was compiled counts; else the planner's smallest plan, with what the
-    compiler has needed beyond the predictions so far.
+    compiler has needed beyond the predictions so far, unless it should have been found.
     """
     compiled = [
         a.measured.compiled_bytes
         for a in search.attempts
         if a.measured.host_bytes <= search.host_budget
     ]
+    if search.as_written and search.taken is not None:
+        compiled.append(search.taken)
     if not search.survey.bodies and not compiled:
         return search.survey.reserved_bytes, "predicted"
     if not search.survey.bodies:
         return min(compiled), "compiled"
     expected = search.forecast.credible(search.needing_least().decisions)
     predicted = int(expected * (1 + SLACK))
-    if compiled and min(compiled) <= predicted:
+    refuted = predicted <= search.budget and not any(map(search.fits, search.attempts))
+    if compiled and (refuted or min(compiled) <= predicted):
         return min(compiled), "compiled"
     return predicted, "predicted"
 
@@ -108,12 +111,15 @@ def find_plan(
     found = _left_to_the_compiler(_tightened(_find(rolled, as_written)), rolled)
     if elsewhere is None:
         return found
-    if found.search.fits(found.best) or len(rolled.log) >= MOST_COMPILES:
+    if found.search.fits(found.best):
         return dataclasses.replace(found, others=(elsewhere, *found.others))
-    elsewhere.plan()
-    last = Found(search=elsewhere, best=elsewhere.best(), rolled=elsewhere)
-    first, second = (last, found) if elsewhere.fits(last.best) else (found, last)
-    return dataclasses.replace(first, others=(second.search, *found.others))
+    elsewhere.log = []  # nothing else is left to try: it gets compiles of its own
+    last = _tightened(_loop(elsewhere))
+    rolled.log.extend(elsewhere.log)
+    elsewhere.log[:] = rolled.log
+    first, second = (last, found) if last.search.fits(last.best) else (found, last)
+    others = (second.search, *found.others, *last.others)
+    return dataclasses.replace(first, others=others)
 
 
 def _loop(search: Search) -> Found:

@@ -57,9 +57,10 @@ class Search:
     """The state of the loop for one budget; `best` gives the attempt to believe.
 
     `free` is the survey before what the user wants decided. `as_written` says that the
-    step may stay as it is, if it fits. `cache` has programs of other days. `least` has
-    the decisions that were made for want of any others that fit. `log` has all that was
-    compiled for the plan, other searches' attempts too, `other_bound` the seconds
+    step may stay as it is, if it fits; `taken` are its device bytes, where it was
+    compiled before the budget was known. `cache` has programs of other days. `least`
+    has the decisions that were made for want of any others that fit. `log` has all that
+    was compiled for the plan, other searches' attempts too, `other_bound` the seconds
     below which none of theirs can be, `plain` the predicted bytes of the step as it is,
     donated or not (see `_forms`). `charges` are what offloaded values were waited for,
     `lessons` what the planner's memory model was seen to leave out, `windows` how long
@@ -76,6 +77,7 @@ class Search:
     donate: bool | None
     say: Say
     as_written: bool = True
+    taken: int | None = None
     cache: ProgramCache = dataclasses.field(default_factory=ProgramCache)
     log: list[Attempt] = dataclasses.field(default_factory=list)
     other_bound: float = math.inf

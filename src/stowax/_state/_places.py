@@ -22,11 +22,13 @@ from jax.sharding import (
 
 from .. import _jax
 from .._errors import ArgumentError, PlanMismatchError
+from .._jax_host_memory import compute_on_copies
 from .._jax_layouts import in_layout, order_of
 from .._records._plan import ArgumentRecord
 from .._target._specs import one_device_sharding
 from ._laying import lay_out
 from ._ordered_step import has_layouts
+from ._shards import partition_of
 
 _ON_DEVICE = (None, "device")
 
@@ -67,6 +69,8 @@ def planned_kinds(
         own = planned.pop(found) if found else []
         if not found:
             _check_not_another_shape(planned, number, signature)
+        for record, (_, leaf) in zip(own, leaves, strict=False):
+            _check_spread_alike(record, leaf)
         kinds += [_kind(r, hosted) for r in own] or [None] * len(leaves)
     return kinds
 
@@ -124,31 +128,51 @@ def put(leaf: Any, kind: Kind | None, mesh: Mesh | None = None) -> Any:
     anew. And an array that was put together from single-device ones (a checkpointer
     does that) may lie in host memory and be of a type that says device.
     """
+    wanted = _moves_to(leaf, kind, mesh)
+    if wanted is not None:
+        return _put(leaf, wanted, kind.order if kind else None)
+    return leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf)
+
+
+def spec_put(leaf: Any, kind: Kind | None, mesh: Mesh | None = None) -> Any:
+    """What `put` would return, as a spec; what it would leave is left."""
+    wanted = _moves_to(leaf, kind, mesh)
+    if wanted is None:
+        return leaf
+    aval = _jax.aval_of(leaf)
+    return jax.ShapeDtypeStruct(
+        aval.shape,
+        aval.dtype,
+        sharding=_lying(wanted, kind.order if kind else None),
+        weak_type=aval.weak_type,
+    )
+
+
+def _moves_to(leaf: Any, kind: Kind | None, mesh: Mesh | None) -> Any:
+    """The sharding that an array is given; `None`: it has it."""
     if not isinstance(leaf, jax.Array):
-        if kind is None:
-            return jax.device_put(leaf)
-        return _put(leaf, _anywhere(mesh, kind.memory), kind)
+        return None if kind is None else _anywhere(mesh, kind.memory)
     current = leaf.sharding.memory_kind
     if kind is None:
-        if current in _ON_DEVICE:
-            return leaf
-        return jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
+        there = current in _ON_DEVICE
+        return None if there else leaf.sharding.with_memory_kind("device")
     if mesh is not None and not leaf.committed:
-        return _put(leaf, _anywhere(mesh, kind.memory), kind)
+        return _anywhere(mesh, kind.memory)
     wanted = sharding_in(leaf.sharding, kind.memory)
     there = current in (_ON_DEVICE if kind.memory == "device" else (kind.memory,))
     if kind.order is not None and has_layouts(wanted):
         there = there and order_of(leaf) == kind.order
     typed = _jax.in_host_memory(leaf) == (kind.memory != "device")
-    if there and typed and type(wanted) is type(leaf.sharding):
-        return leaf
-    return _put(leaf, wanted, kind)
+    right = there and typed and type(wanted) is type(leaf.sharding)
+    return None if right else wanted
 
 
-def _put(leaf: Any, sharding: Any, kind: Kind) -> Any:
-    if kind.order is None or not has_layouts(sharding):
+def _put(leaf: Any, sharding: Any, order: tuple[int, ...] | None) -> Any:
+    if sharding.memory_kind not in _ON_DEVICE:
+        compute_on_copies()
+    if order is None or not has_layouts(sharding):
         return jax.device_put(leaf, sharding)
-    return lay_out(leaf, sharding, kind.order)
+    return lay_out(leaf, sharding, order)
 
 
 def spec_in(path: Sequence[Any], spec: Any, kind: Kind | None) -> Any:
@@ -170,16 +194,16 @@ def spec_in(path: Sequence[Any], spec: Any, kind: Kind | None) -> Any:
     return jax.ShapeDtypeStruct(
         spec.shape,
         spec.dtype,
-        sharding=_lying(sharding_in(spec.sharding, kind.memory), kind),
+        sharding=_lying(sharding_in(spec.sharding, kind.memory), kind.order),
         weak_type=getattr(spec, "weak_type", False),
     )
 
 
-def _lying(sharding: Any, kind: Kind) -> Any:
+def _lying(sharding: Any, order: tuple[int, ...] | None) -> Any:
     """`sharding`, with the order of the axes where that is not the type's."""
-    if kind.order is None or not has_layouts(sharding):
+    if order is None or not has_layouts(sharding):
         return sharding
-    return in_layout(sharding, kind.order)
+    return in_layout(sharding, order)
 
 
 def sharding_in(sharding: Any, kind: str) -> Any:
@@ -225,6 +249,28 @@ def _check_not_another_shape(
                     f"{_name(record.shape, record.dtype)}. Give the state that was "
                     "planned; one of other shapes takes another plan."
                 )
+
+
+def _check_spread_alike(record: ArgumentRecord, leaf: Any) -> None:
+    """**Raises:** `PlanMismatchError` for what is spread otherwise than planned.
+
+    What is on one device says nothing: a plan for many may be tried there.
+    """
+    found, planned = partition_of(leaf), record.partition
+    if record.memory_kind == "device" or found is None or planned is None:
+        return
+    sizes = leaf.sharding.mesh.shape
+
+    def axes(partition: Sequence[Any]) -> list[tuple[str, ...]]:
+        parts = [(p,) if isinstance(p, str) else tuple(p or ()) for p in partition]
+        return [tuple(a for a in part if sizes.get(a) != 1) for part in parts]
+
+    if axes(found) != axes(planned):
+        raise PlanMismatchError(
+            f"{record.path} is spread as {PartitionSpec(*found)}, and the plan, which "
+            f"keeps it in host memory, was made for {PartitionSpec(*planned)}. Spread "
+            "it as it was planned; another sharding takes another plan."
+        )
 
 
 def _name(shape: Sequence[int], dtype: str) -> str:

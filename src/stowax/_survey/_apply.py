@@ -14,8 +14,10 @@ from typing import Any
 import jax
 
 from .. import _jax
-from .._errors import PlanMismatchError
+from .._errors import PlanMismatchError, StowaxError
+from .._jax_host_memory import takes_host_memory
 from .._jaxprs._canonical import outline
+from .._jaxprs._jaxpr import spec_of
 from .._layers._boundary import Emission
 from .._layers._linearize import Linearized, LinearizedBody
 from .._layers._pipeline import Stack, Stored
@@ -84,7 +86,7 @@ def apply_decisions(
     )
     if plan is None:
         assert written is not None, "a recording is of no use where nothing is planned"
-        return jit(_checking(written, arguments))
+        return jit(_checking(written, arguments, None))
     stacks = plan.stacks
     unused = set(stacks)
 
@@ -119,9 +121,9 @@ def apply_decisions(
 
     _name_after(planned, step)
     if plan.hosted is None or boundary is None:
-        return jit(_checking(planned, arguments))
+        return jit(_checking(planned, arguments, written))
     streaming = stream_state(planned, plan.hosted, boundary)
-    whole = _checking(streaming, arguments)
+    whole = takes_host_memory(_checking(streaming, arguments, written))
     if not plan.hosted.orders:
         return jit(whole)
     return OrderedStep(whole, plan.hosted.orders, plan.hosted.updates, jit)
@@ -229,9 +231,15 @@ def _name_after(planned: Callable[..., Any], step: Any) -> None:
 
 
 def _checking(
-    step: Callable[..., Any], arguments: Sequence[ArgumentRecord] | None
+    step: Callable[..., Any],
+    arguments: Sequence[ArgumentRecord] | None,
+    written: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
-    """`step`, which looks at its arguments' shapes when it is traced, and only then."""
+    """`step`, which looks at its arguments' shapes when it is traced, and only then.
+
+    Where it fails and `written`, the step without the plan, does not, it is not the
+    step that the plan was made for. `None`: that is sure, or is no plan's.
+    """
     if arguments is None:
         return step
 
@@ -239,7 +247,21 @@ def _checking(
     def checked(*args: Any, **kwargs: Any) -> Any:
         args = in_order(step, args, kwargs)
         check_arguments(args, arguments)
-        return step(*args)
+        try:
+            return step(*args)
+        except StowaxError:
+            raise
+        except Exception as error:
+            if written is not None:
+                specs = [spec_of(_jax.aval_of(leaf)) for leaf in jax.tree.leaves(args)]
+                plain = jax.tree.unflatten(jax.tree.structure(args), specs)
+                jax.eval_shape(written, *plain)  # if it is its own, it comes again
+            line = (str(error).strip().splitlines() or ["no message"])[0][:200]
+            raise PlanMismatchError(
+                f"step: it fails under this plan ({type(error).__name__}: {line}), and "
+                "not without it. Apply the plan to the step that it was made for, with "
+                "arguments that are spread as they were then."
+            ) from error
 
     return checked
 
@@ -264,11 +286,30 @@ def check_arguments(args: Sequence[Any], expected: Sequence[ArgumentRecord]) -> 
                 f"step: {name} is {got}, and the plan was made for {made_for}. Call it "
                 "as it was planned; other types take another plan."
             )
+        _check_mesh(record, aval.sharding.mesh)
         if record.memory_kind == "device" and _jax.in_host_memory(leaf):
             raise PlanMismatchError(
                 f"step: {record.path} is in host memory, and the plan has it on the "
                 "device. Give what plan.place returned."
             )
+
+
+def _check_mesh(record: ArgumentRecord, mesh: Any) -> None:
+    """**Raises:** `PlanMismatchError` for a mesh without the axes that the plan has."""
+    parts = record.partition or ()
+    axes = {axis for part in parts for axis in _axes_of(part)}
+    if mesh.size > 1 and (missing := sorted(axes - {*mesh.axis_names})):
+        raise PlanMismatchError(
+            f"step: {record.path} is on a mesh with the axes "
+            f"{', '.join(mesh.axis_names)}, and the plan was made for one with "
+            f"{', '.join(missing)}. Name the axes as they were then, or plan anew."
+        )
+
+
+def _axes_of(part: Any) -> tuple[str, ...]:
+    if part is None:
+        return ()
+    return (part,) if isinstance(part, str) else tuple(part)
 
 
 def check_stored(stack: Stack, body: LinearizedBody, stored: Stored) -> None:

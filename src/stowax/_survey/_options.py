@@ -95,7 +95,7 @@ def plan_options(
 _OWN_PIPELINE = "xla_tpu_pipeline_memory_host_transfers"
 
 
-def options_by_hand(options: Mapping[str, str | bool]) -> dict[str, str | bool]:
+def options_by_hand(options: Mapping[str, Any]) -> dict[str, Any]:
     """A plan's options, for a step that does the same by a policy instead."""
     return {name: value for name, value in options.items() if name != _OWN_PIPELINE}
 

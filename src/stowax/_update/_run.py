@@ -32,7 +32,7 @@ from .. import _jax
 from .._jaxprs._jaxpr import Node, Program, bind
 from .._layers._axis_order import as_it_is_typed, as_it_lies, lying
 from .._layers._boundary import Emission
-from .._layers._host_layers import can_order, not_positive
+from .._layers._host_layers import can_order, not_positive, sharding_over, split
 from .._layers._host_slots import empty_array, to_device, to_host
 from ._fed import operands, run_fed
 from ._feed import HostValue
@@ -107,7 +107,7 @@ def run_streamed(
             readers = unawaited_readers(program, item, streamed.feeds)
             old = [passed[reader] for reader in readers if reader in passed]
             begin = [*(signs or latest), *old], bool(signs)
-            run = functools.partial(_run_group, program, item, in_turn=in_turn)
+            run = functools.partial(_run_group, streamed, item, in_turn=in_turn)
             results, signs = in_plain_types(run, program, item, env, host, begin)
             env.update(results)
             continue
@@ -119,7 +119,7 @@ def run_streamed(
         else:
             out = bind(node.equation, operands(node, env))
         env.update(zip(node.outputs, out, strict=True))
-        if signs and jnp.size(out[0]) > 1:
+        if signs and out and jnp.size(out[0]) > 1:  # a callback gives nothing
             signs = [signs[0], out[0]]
         latest = next(([v] for v in out if _can_wait_for(v)), latest)
     return [
@@ -133,7 +133,7 @@ def run_streamed(
 
 
 def _run_group(
-    program: Program,
+    streamed: Streamed,
     group: Group,
     env: Mapping[int, Any],
     host: dict[int, Any],
@@ -145,7 +145,9 @@ def _run_group(
     `host` has the buffers by leaf, and gets what becomes of them. `begin` has signs to
     begin after, and whether they are those of the loop before.
     """
-    loop = _Loop(program, group, env, in_turn)
+    program = streamed.program
+    spread = _spread_over(streamed, group, host)
+    loop = _Loop(program, group, env, in_turn, spread)
     signs, follows = begin
     if group.gradients and not follows:
         # There when the backward pass is done: before that, blocks would be in its way.
@@ -177,9 +179,14 @@ class _Loop:
     """
 
     def __init__(
-        self, program: Program, group: Group, env: Mapping[int, Any], in_turn: bool
+        self,
+        program: Program,
+        group: Group,
+        env: Mapping[int, Any],
+        in_turn: bool,
+        spread: Mapping[int, Any],
     ):
-        self.in_turn = in_turn
+        self.in_turn, self.spread = in_turn, spread
         self.program, self.group, cut = program, group, group.cut
         self.scalars = {i: env[i] for i in group.others}
         self.sliced = {i: jnp.reshape(env[i], cut.typed_rows) for i in group.sliced}
@@ -282,7 +289,8 @@ class _Loop:
 
     def _fetch(self, buffer: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):
-            return to_device(cut_out(buffer, at, self.group.cut.piece))
+            block = to_device(cut_out(buffer, at, self.group.cut.piece))
+            return split(block, self.spread.get(leaf))
 
     def fetch_gradient(self, value: HostValue, at: Sequence[Any]) -> Any:
         """The block at `at` of a gradient that a stack's loop left in host memory."""
@@ -297,6 +305,7 @@ class _Loop:
 
     def _write(self, buffer: Any, block: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):
+            block = split(block, self.spread.get(leaf))
             return put_in(buffer, to_host(block), at)
 
     def _compute(self, blocks: Mapping[int, Any], index: Any) -> dict[int, Any]:
@@ -341,6 +350,22 @@ class _Loop:
         starts = [a if c else 0 for a, c in zip(at, cuts, strict=True)]
         block = [b if c else 1 for b, c in zip(cut.block, cuts, strict=True)]
         return jnp.reshape(cut_out(whole, starts, block), block[cut.merged :])
+
+
+def _spread_over(
+    streamed: Streamed, group: Group, host: Mapping[int, Any]
+) -> dict[int, Any]:
+    """How blocks of each leaf are spread over its mesh: as the leaf is.
+
+    Else the compiler would spread parameters as their moments are, if these have a
+    partition and those have none, and move every buffer to be so.
+    """
+    mine = {*group.reads, *(leaf for _, leaf in group.writes)}
+    found: dict[int, Any] = {}
+    for leaf in mine & host.keys() & streamed.partitions.keys():
+        partition = lying(streamed.partitions[leaf], group.cut.order)
+        found[leaf] = sharding_over(host[leaf], group.cut.spread(partition))
+    return found
 
 
 def _in_turn(

@@ -1,0 +1,195 @@
+"""Arrays in host memory, computed with as if they lay on the device.
+
+An array's type says in which memory it lies. JAX refuses to add one in host memory to
+one on the device, and a TPU's compiler whatever is computed in the wrong one. A loop
+that logs the norm of a moment, averages parameters, evaluates a model, knows nothing of
+where a plan has put these. So once something lies in host memory, whatever computes
+with it is given a copy on the device: the operation that `jax.numpy` is called for, the
+function that the user has jitted, what `jax.grad` differentiates.
+
+What is told of host memory is left alone: by its shardings, by a `jax.device_put` or
+`compute_on` in it, and the programs of plans (`takes_host_memory`).
+
+Not reached: `jax.vmap` and `jax.lax.scan` outside of `jax.jit`.
+
+Served: JAX 0.10 to 0.12.
+"""
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax._src import api as _api
+from jax._src import core as _core
+from jax._src import pjit as _pjit
+from jax._src.lax import lax as _lax
+
+_HOST = "pinned_host"
+_lock = threading.Lock()
+_installed = False
+_programs: weakref.WeakSet[Any] = weakref.WeakSet()
+# What was moved for a call: JAX must not keep its program for such a call's arguments.
+_moved: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_mindful: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def takes_host_memory(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose arguments are left where they lie once it is jitted."""
+    _programs.add(function)
+    return function
+
+
+def compute_on_copies() -> None:
+    """From now on, what computes with arrays in host memory is given copies."""
+    global _installed
+    with _lock:
+        if _installed:
+            return
+        infer: Any = _pjit._infer_params
+        fast: Any = _pjit._get_fastpath_data
+        vjp: Any = _api.vjp
+        full: Any = _lax.full
+        _pjit._infer_params = _inferring(infer)
+        _pjit._get_fastpath_data = _keeping(fast)
+        _api.vjp = _differentiating(vjp)
+        _lax.full = _filling(full)  # pyright: ignore[reportAttributeAccessIssue]
+        _installed = True
+
+
+def _inferring(infer: Callable[..., Any]) -> Callable[..., Any]:
+    """JAX's look at the arguments of a jitted function, and its trace of it."""
+
+    def inferring(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+        whole = args, kwargs
+        if not any(map(_in_host_memory, jax.tree.leaves(whole))):
+            return infer(fun, info, args, kwargs)
+        # What is only lowered is lowered for what it was given.
+        called = sys._getframe(1).f_code.co_name == "cache_miss"
+        if not called or _is_program(fun) or _is_told(info):
+            return infer(fun, info, args, kwargs)
+        try:
+            found = infer(fun, info, *_mapped(_spec, info, args, kwargs))
+        except Exception as error:
+            with contextlib.suppress(Exception):  # what it is part of may be a plan's
+                return infer(fun, info, args, kwargs)
+            raise error
+        if _minds(found[0].params["jaxpr"]):
+            return infer(fun, info, args, kwargs)
+        return infer(fun, info, *_mapped(_copy, info, args, kwargs))
+
+    return inferring
+
+
+def _keeping(fast: Callable[..., Any]) -> Callable[..., Any]:
+    """What JAX keeps for the next call with the same arguments: nothing, of a copy."""
+
+    def keeping(executable: Any, out_tree: Any, args: Any, *rest: Any) -> Any:
+        if any(_moved.get(id(arg)) is arg for arg in args):
+            return None
+        return fast(executable, out_tree, args, *rest)
+
+    return keeping
+
+
+def _differentiating(vjp: Callable[..., Any]) -> Callable[..., Any]:
+    """What `jax.grad` differentiates a function by."""
+
+    def differentiating(fun: Any, *primals: Any, **options: Any) -> Any:
+        return vjp(fun, *jax.tree.map(_on_device, primals), **options)
+
+    return differentiating
+
+
+def _filling(full: Callable[..., Any]) -> Callable[..., Any]:
+    """`lax.full`, which fails for host memory; `zeros_like` of an array asks for it."""
+
+    def filling(*args: Any, sharding: Any = None, **kwargs: Any) -> Any:
+        if getattr(sharding, "memory_kind", None) == _HOST:
+            sharding = sharding.with_memory_kind("device")
+        return full(*args, sharding=sharding, **kwargs)
+
+    return filling
+
+
+def _in_host_memory(leaf: Any) -> bool:
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, _core.Tracer):
+        return False
+    return leaf.sharding.memory_kind == _HOST
+
+
+def _is_program(fun: Any) -> bool:
+    try:
+        return fun in _programs
+    except TypeError:  # nobody can refer to it weakly
+        return False
+
+
+def _is_told(info: Any) -> bool:
+    """Whether `jax.jit` was told that an argument or a result lies in host memory."""
+    told = (*info.in_shardings_leaves, *info.out_shardings_leaves)
+    return any(getattr(s, "memory_kind", None) == _HOST for s in told)
+
+
+def _mapped(
+    function: Callable[[Any], Any], info: Any, args: Any, kwargs: Any
+) -> tuple[Any, Any]:
+    """The arguments, `function` of every array in host memory; static ones as are."""
+
+    def mapped(leaf: Any) -> Any:
+        return function(leaf) if _in_host_memory(leaf) else leaf
+
+    static = {n + len(args) if n < 0 else n for n in info.static_argnums}
+    arrays = lambda tree: jax.tree.map(mapped, tree)
+    given = tuple(a if n in static else arrays(a) for n, a in enumerate(args))
+    names = info.static_argnames
+    return given, {k: v if k in names else arrays(v) for k, v in kwargs.items()}
+
+
+def _spec(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(
+        leaf.shape,
+        leaf.dtype,
+        sharding=leaf.sharding.with_memory_kind("device"),
+        weak_type=leaf.weak_type,
+    )
+
+
+def _copy(leaf: Any) -> Any:
+    # Also for what a function closes over, and meets while it is traced.
+    with jax.ensure_compile_time_eval():
+        copy = jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
+    _moved[id(copy)] = copy
+    return copy
+
+
+def _on_device(leaf: Any) -> Any:
+    return _copy(leaf) if _in_host_memory(leaf) else leaf
+
+
+def _minds(jaxpr: Any) -> bool:
+    """Whether a function itself says in which memory something lies or is computed."""
+    if jaxpr not in _mindful:
+        _mindful[jaxpr] = any(map(_says_memory, _equations(jaxpr.jaxpr)))
+    return _mindful[jaxpr]
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in _core.jaxprs_in_params(equation.params):
+            yield from _equations(inner)
+
+
+def _says_memory(equation: Any) -> bool:
+    if "compute_type" in equation.params or equation.ctx.compute_type:
+        return True
+    places = equation.params.get("devices", ())
+    return equation.primitive.name == "device_put" and any(
+        isinstance(place, jax.memory.Space)
+        or getattr(place, "memory_kind", None) is not None
+        for place in places
+    )

@@ -20,6 +20,7 @@ os.environ["STOWAX_CALIBRATION"] = os.path.join(os.devnull, "none")
 import argparse
 import contextlib
 import dataclasses
+import gzip
 import json
 import pathlib
 import queue
@@ -206,13 +207,33 @@ def campaign(
 
 
 class _Kept:
-    """Records in a file, from one run to the next; without a file nothing is kept."""
+    """Records in a file, from one run to the next; without a file nothing is kept.
+
+    While a run goes on each record is a line of the file; then all are compressed
+    beside it, in its name and `.gz`. A program with a fault is not known: it is to be
+    run again once that is mended.
+    """
 
     def __init__(self, path: pathlib.Path | None):
-        lines = path.read_text().splitlines() if path and path.exists() else []
-        self.known: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self._path = path
+        lines: list[str] = []
+        if path and self._packed.exists():
+            lines += gzip.decompress(self._packed.read_bytes()).decode().splitlines()
+        if path and path.exists():
+            lines += path.read_text().splitlines()
+        by_seed = {record["seed"]: record for record in map(json.loads, lines)}
+        self.known = [
+            by_seed[seed]
+            for seed in sorted(by_seed)
+            if not differential_table.has_faults([by_seed[seed]])
+        ]
         self.seeds = {record["seed"] for record in self.known}
         self._file = path.open("a") if path else None
+
+    @property
+    def _packed(self) -> pathlib.Path:
+        assert self._path is not None
+        return self._path.with_name(f"{self._path.name}.gz")
 
     def added(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """All that is known, the last of `records` written down."""
@@ -220,6 +241,15 @@ class _Kept:
             self._file.write(json.dumps(records[-1]) + "\n")
             self._file.flush()
         return self.known + records
+
+    def pack(self, records: list[dict[str, Any]]) -> None:
+        """Compresses all that is known and `records`, in the order of their seeds."""
+        if self._path is None:
+            return
+        every = sorted(self.known + records, key=lambda record: record["seed"])
+        text = "".join(json.dumps(record) + "\n" for record in every)
+        self._packed.write_bytes(gzip.compress(text.encode(), mtime=0))
+        self._path.unlink()
 
     def __enter__(self) -> "_Kept":
         return self
@@ -259,8 +289,7 @@ def _parser() -> argparse.ArgumentParser:
         "--keep",
         type=pathlib.Path,
         metavar="FILE",
-        help="records of every program, a line each; what is there counts, and is "
-        "not run again",
+        help="records of every program; what is there counts, and is not run again",
     )
     parser.add_argument("--only", type=int, help="this seed alone, in words")
     parser.add_argument("--shrink", action="store_true", help="with --only")
@@ -285,14 +314,20 @@ def main(arguments: list[str] | None = None) -> int:
     more = ["--compile", asked.compile, "--budgets", str(asked.budgets)]
     named = COMMAND + "".join(
         f" --{name} {value}"
-        for name, value in (("compile", asked.compile), ("seed", asked.seed))
+        for name, value in (
+            ("compile", asked.compile),
+            ("keep", asked.keep and asked.keep.name),
+            ("seed", not asked.keep and asked.seed),
+        )
         if value
     )
     if asked.one_by_one:
         named += " --one-by-one"
 
     def write(records: list[dict[str, Any]]) -> None:
-        table = differential_table.table(records, f"{named} --programs {len(records)}")
+        command = f"{named} --programs {len(records)}"
+        targets = "" if asked.compile == PLAIN else asked.compile
+        table = differential_table.table(records, command, targets)
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(table)
         asked.out.with_suffix(".json").write_text(
@@ -317,6 +352,7 @@ def main(arguments: list[str] | None = None) -> int:
             more,
             lambda records: say(kept.added(records)),
         )
+        kept.pack(records)
         records = kept.known + records
     write(records)
     print(differential_table.one_line(records))

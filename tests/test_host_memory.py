@@ -81,8 +81,10 @@ def test_what_minds_host_memory_itself_is_left_alone(pair):
         seen.append(jax.typeof(x).memory_space)
         return jax.device_put(2 * jax.device_put(x, DEVICE), HOST)
 
+    constrained = lambda x: jax.lax.with_sharding_constraint(x, kept)
     told = jax.jit(lambda x: x, in_shardings=kept, out_shardings=kept)
-    for mindful in (jax.jit(doubled), told, jax.jit(takes_host_memory(lambda x: x))):
+    program = jax.jit(takes_host_memory(lambda x: x))
+    for mindful in (jax.jit(doubled), told, program, jax.jit(constrained)):
         assert where(mindful(there)) == {"pinned_host"}
     assert seen[-1] == HOST
     np.testing.assert_array_equal(jax.jit(doubled)(there), 2 * here)

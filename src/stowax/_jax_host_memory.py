@@ -187,9 +187,10 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 def _says_memory(equation: Any) -> bool:
     if "compute_type" in equation.params or equation.ctx.compute_type:
         return True
-    places = equation.params.get("devices", ())
-    return equation.primitive.name == "device_put" and any(
+    places = (*equation.params.get("devices", ()), equation.params.get("sharding"))
+    # Device memory is what every sharding says that is told of none.
+    return any(
         isinstance(place, jax.memory.Space)
-        or getattr(place, "memory_kind", None) is not None
+        or getattr(place, "memory_kind", None) in (_HOST, "unpinned_host")
         for place in places
     )

@@ -1,5 +1,6 @@
 """The campaign around the instrument: its table, and processes that die."""
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -90,6 +91,8 @@ def test_records_are_kept_from_one_run_to_the_next(monkeypatch, tmp_path):
     for programs in (3, 5):
         arguments = ["--programs", str(programs), "--keep", str(keep)]
         assert differential.main([*arguments, "--out", str(out)]) == 0
-    seeds = [json.loads(line)["seed"] for line in keep.read_text().splitlines()]
+    assert not keep.exists()
+    packed = gzip.decompress((tmp_path / "records.jsonl.gz").read_bytes()).decode()
+    seeds = [json.loads(line)["seed"] for line in packed.splitlines()]
     assert sorted(seeds) == [0, 1, 2, 3, 4]
     assert "5 random programs under 5 plans" in out.read_text()

@@ -1,10 +1,14 @@
 """Arrays in host memory are computed with as others: logged, averaged, evaluated."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding, PartitionSpec
 
 from stowax._jax_host_memory import compute_on_copies, takes_host_memory
 
@@ -52,6 +56,7 @@ COMPUTED = {
         lambda how, x, y: x + y if how == "add" else x, static_argnums=0
     )("add", x, y),
     "closed over": lambda x, y: jax.jit(lambda y: y @ x + jnp.sum(x))(y),
+    "pulled back": lambda x, y: jax.vjp(lambda x: x @ y, x)[1](y)[0],
     "gradient": lambda x, y: jax.grad(lambda x, y: jnp.sum(x @ y) ** 2)(x, y),
     "optimizer": lambda x, y: optax.adam(0.1).update(
         {"w": y}, optax.adam(0.1).init({"w": x}), {"w": x}
@@ -88,6 +93,72 @@ def test_what_minds_host_memory_itself_is_left_alone(pair):
         assert where(mindful(there)) == {"pinned_host"}
     assert seen[-1] == HOST
     np.testing.assert_array_equal(jax.jit(doubled)(there), 2 * here)
+
+
+def test_jitted_functions_in_others_say_it_for_them(pair):
+    there, _ = pair
+    inner = jax.jit(lambda x: 2 * x, out_shardings=there.sharding)
+    assert where(jax.jit(lambda x: inner(x))(there)) == {"pinned_host"}
+
+
+def test_what_minds_other_arrays_gets_copies_of_these(pair):
+    """A policy that offloads says so in its program, and wants its weights here."""
+    there, here = pair
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["h"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    @functools.partial(jax.checkpoint, policy=policy)
+    def loss(w, x):
+        hidden = checkpoint_name(jnp.sin(x @ w), "h")
+        return jnp.sum(jnp.sin(hidden @ w))
+
+    step = jax.jit(jax.value_and_grad(loss))
+    expected = step(here, here)
+    for _ in range(2):
+        jax.tree.map(np.testing.assert_array_equal, step(there, here), expected)
+
+
+def test_keys_and_what_is_mapped_over_a_mesh(pair):
+    there, here = pair
+    key = jax.device_put(jax.random.key(3), there.sharding)
+    noisy = jax.jit(lambda key, x: jax.random.normal(key, x.shape) + x)
+    expected = noisy(jax.random.key(3), here)
+    np.testing.assert_array_equal(noisy(key, there), expected)
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec("x"))
+    shared = jax.device_put(here[:1], NamedSharding(mesh, PartitionSpec()))
+    held = jax.device_put(shared, shared.sharding.with_memory_kind("pinned_host"))
+    spec = PartitionSpec("x")
+    scaled = lambda b: jax.jit(
+        jax.shard_map(lambda a: a * b, mesh=mesh, in_specs=spec, out_specs=spec)
+    )(jax.device_put(here, rows))
+    np.testing.assert_array_equal(scaled(held), scaled(shared))
+
+
+def test_a_function_is_traced_once_and_its_error_comes_once(pair):
+    there, here = pair
+    traces = []
+
+    def broken(x):
+        traces.append(x)
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        jax.jit(broken)(there)
+    assert len(traces) == 1
+
+    def fine(x, y):
+        traces.append(x)
+        return (x + y) * there - there  # closed over twice, and copied once
+
+    jitted = jax.jit(fine)
+    for _ in range(3):
+        jitted(there, here)
+    assert len(traces) == 2
 
 
 def test_what_is_only_lowered_is_lowered_for_what_it_is_given(pair):

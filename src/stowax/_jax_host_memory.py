@@ -10,7 +10,8 @@ function that the user has jitted, what `jax.grad` differentiates.
 What is told of host memory is left alone: by its shardings, by a `jax.device_put` or
 `compute_on` in it, and the programs of plans (`takes_host_memory`).
 
-Not reached: `jax.vmap` and `jax.lax.scan` outside of `jax.jit`.
+Not reached: what JAX traces by itself outside of `jax.jit` (`jax.vmap`, `lax.scan`,
+`lax.cond`, `jax.checkpoint`, `jax.jvp`), and operations of `jax.lax` in a trace.
 
 Served: JAX 0.10 to 0.12.
 """
@@ -25,8 +26,11 @@ from typing import Any
 import jax
 from jax._src import api as _api
 from jax._src import core as _core
+from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
 from jax._src.lax import lax as _lax
+
+from ._errors import PlanMismatchError
 
 _HOST = "pinned_host"
 _lock = threading.Lock()
@@ -34,6 +38,8 @@ _installed = False
 _programs: weakref.WeakSet[Any] = weakref.WeakSet()
 # What was moved for a call: JAX must not keep its program for such a call's arguments.
 _moved: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# The last copy of each array, while somebody has it: what is traced may close over it.
+_copies: dict[int, tuple[Any, Any]] = {}
 _mindful: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
@@ -52,11 +58,13 @@ def compute_on_copies() -> None:
         infer: Any = _pjit._infer_params
         fast: Any = _pjit._get_fastpath_data
         vjp: Any = _api.vjp
-        full: Any = _lax.full
+        full_like: Any = _lax.full_like
         _pjit._infer_params = _inferring(infer)
         _pjit._get_fastpath_data = _keeping(fast)
-        _api.vjp = _differentiating(vjp)
-        _lax.full = _filling(full)  # pyright: ignore[reportAttributeAccessIssue]
+        _api.vjp = _differentiating(vjp)  # that of `jax.grad`, and the user's own
+        if jax.vjp is vjp:
+            jax.vjp = _api.vjp
+        _lax.full_like = _filling(full_like)  # pyright: ignore[reportAttributeAccessIssue]
         _installed = True
 
 
@@ -73,19 +81,22 @@ def _inferring(infer: Callable[..., Any]) -> Callable[..., Any]:
             return infer(fun, info, args, kwargs)
         try:
             found = infer(fun, info, *_mapped(_spec, info, args, kwargs))
-        except Exception as error:
-            with contextlib.suppress(Exception):  # what it is part of may be a plan's
-                return infer(fun, info, args, kwargs)
-            raise error
-        if _minds(found[0].params["jaxpr"]):
+        except PlanMismatchError:  # a plan's program within it wants what is there
             return infer(fun, info, args, kwargs)
-        return infer(fun, info, *_mapped(_copy, info, args, kwargs))
+        if _minds(found[0].params["jaxpr"]):
+            with contextlib.suppress(Exception):  # it may mind something else only
+                return infer(fun, info, args, kwargs)
+        return infer(fun, info, *_mapped(_moved_copy, info, args, kwargs))
 
     return inferring
 
 
 def _keeping(fast: Callable[..., Any]) -> Callable[..., Any]:
-    """What JAX keeps for the next call with the same arguments: nothing, of a copy."""
+    """What JAX keeps for the next call with such arguments: nothing, of copies.
+
+    It knows programs by where the caller's arguments lie. So these calls go through
+    Python each time, and those with arrays on the device do not.
+    """
 
     def keeping(executable: Any, out_tree: Any, args: Any, *rest: Any) -> Any:
         if any(_moved.get(id(arg)) is arg for arg in args):
@@ -104,13 +115,11 @@ def _differentiating(vjp: Callable[..., Any]) -> Callable[..., Any]:
     return differentiating
 
 
-def _filling(full: Callable[..., Any]) -> Callable[..., Any]:
-    """`lax.full`, which fails for host memory; `zeros_like` of an array asks for it."""
+def _filling(full_like: Callable[..., Any]) -> Callable[..., Any]:
+    """`full_like`, `zeros_like`: of an array in host memory JAX's own fail."""
 
-    def filling(*args: Any, sharding: Any = None, **kwargs: Any) -> Any:
-        if getattr(sharding, "memory_kind", None) == _HOST:
-            sharding = sharding.with_memory_kind("device")
-        return full(*args, sharding=sharding, **kwargs)
+    def filling(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return full_like(_spec(x) if _in_host_memory(x) else x, *args, **kwargs)
 
     return filling
 
@@ -154,20 +163,38 @@ def _spec(leaf: Any) -> Any:
         leaf.shape,
         leaf.dtype,
         sharding=leaf.sharding.with_memory_kind("device"),
-        weak_type=leaf.weak_type,
+        weak_type=getattr(leaf, "weak_type", False),  # keys have none
     )
-
-
-def _copy(leaf: Any) -> Any:
-    # Also for what a function closes over, and meets while it is traced.
-    with jax.ensure_compile_time_eval():
-        copy = jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
-    _moved[id(copy)] = copy
-    return copy
 
 
 def _on_device(leaf: Any) -> Any:
     return _copy(leaf) if _in_host_memory(leaf) else leaf
+
+
+def _moved_copy(leaf: Any) -> Any:
+    copy = _copy(leaf)
+    _moved[id(copy)] = copy
+    return copy
+
+
+def _copy(leaf: Any) -> Any:
+    owner, copy = (ref() for ref in _copies.get(id(leaf), (_nothing, _nothing)))
+    if owner is leaf and copy is not None and not copy.is_deleted():
+        return copy
+    # Also for what a function closes over, and meets while it is traced, on any mesh.
+    with (
+        jax.ensure_compile_time_eval(),
+        _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh),
+    ):
+        copy = jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
+    known = id(leaf)
+    forget = lambda _: _copies.pop(known, None)
+    _copies[known] = weakref.ref(leaf), weakref.ref(copy, forget)
+    return copy
+
+
+def _nothing() -> None:
+    return None
 
 
 def _minds(jaxpr: Any) -> bool:
@@ -187,7 +214,10 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 def _says_memory(equation: Any) -> bool:
     if "compute_type" in equation.params or equation.ctx.compute_type:
         return True
-    places = (*equation.params.get("devices", ()), equation.params.get("sharding"))
+    params = equation.params
+    places = [params.get("sharding")]
+    for name in ("devices", "in_shardings", "out_shardings"):
+        places.extend(params.get(name) or ())
     # Device memory is what every sharding says that is told of none.
     return any(
         isinstance(place, jax.memory.Space)

@@ -95,7 +95,9 @@ class _Ready:
             return taken.arrays
         check_alive(taken.arrays)
         arrays = apart(taken.arrays, self.plan.donate_argnums)
-        return arrays if self.placing is None else self.placing.place(arrays)
+        if self.placing is None:  # what another step's plan has put there comes back
+            return on_device(arrays)
+        return self.placing.place(arrays)
 
     def specs(self, taken: Taken) -> tuple[Any, ...]:
         """What the program is lowered for."""

@@ -163,6 +163,7 @@ def test_a_clobbered_buffer_that_shows_at_step_eight(monkeypatch):
             return out
         count.clear()
         spoilt = momentum["up"].at[2, 5].set(jnp.nan)
+        spoilt = jax.device_put(spoilt, momentum["up"].sharding)
         return params, momentum | {"up": spoilt}, loss
 
     around(monkeypatch, fault, hosted("args[1]['up']"))

@@ -161,6 +161,18 @@ def test_a_function_is_traced_once_and_its_error_comes_once(pair):
     assert len(traces) == 2
 
 
+def test_a_donated_copy_is_nobody_elses(pair):
+    """Another function's program may have closed over one of the same array."""
+    there, here = pair
+    closed = jax.jit(lambda x: x @ there)
+    expected = closed(here)
+    giving = jax.jit(lambda x: 2 * x, donate_argnums=0)
+    for _ in range(2):
+        np.testing.assert_array_equal(giving(there), 2 * here)
+        np.testing.assert_array_equal(closed(here), expected)
+    assert not there.is_deleted()
+
+
 def test_what_is_only_lowered_is_lowered_for_what_it_is_given(pair):
     there, here = pair
     compiled = jax.jit(lambda x: 2 * x).lower(there).compile()

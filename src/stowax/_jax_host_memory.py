@@ -31,6 +31,7 @@ from jax._src import pjit as _pjit
 from jax._src.lax import lax as _lax
 
 from ._errors import PlanMismatchError
+from ._jax import is_tracing
 
 _HOST = "pinned_host"
 _lock = threading.Lock()
@@ -38,7 +39,7 @@ _installed = False
 _programs: weakref.WeakSet[Any] = weakref.WeakSet()
 # What was moved for a call: JAX must not keep its program for such a call's arguments.
 _moved: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-# The last copy of each array, while somebody has it: what is traced may close over it.
+# The copies that traced functions close over, by the array, while somebody has them.
 _copies: dict[int, tuple[Any, Any]] = {}
 _mindful: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
@@ -178,8 +179,9 @@ def _moved_copy(leaf: Any) -> Any:
 
 
 def _copy(leaf: Any) -> Any:
+    tracing = is_tracing()
     owner, copy = (ref() for ref in _copies.get(id(leaf), (_nothing, _nothing)))
-    if owner is leaf and copy is not None and not copy.is_deleted():
+    if tracing and owner is leaf and copy is not None:
         return copy
     # Also for what a function closes over, and meets while it is traced, on any mesh.
     with (
@@ -187,9 +189,10 @@ def _copy(leaf: Any) -> Any:
         _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh),
     ):
         copy = jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
-    known = id(leaf)
-    forget = lambda _: _copies.pop(known, None)
-    _copies[known] = weakref.ref(leaf), weakref.ref(copy, forget)
+    if tracing:  # what a call is given may be donated: that is nobody else's
+        known = id(leaf)
+        forget = lambda _: _copies.pop(known, None)
+        _copies[known] = weakref.ref(leaf), weakref.ref(copy, forget)
     return copy
 
 

@@ -133,8 +133,8 @@ def damaged(found, change):
             "which is no whole plan (arguments.0.memory_kind is 'x'). ",
         ),
         (
-            lambda p: damaged(p, lambda d: d.update(donate_argnums=[7])),
-            "which is no whole plan (donate_argnums is (7,)). ",
+            lambda p: damaged(p, lambda d: d.update(donate_argnums=[-1])),
+            "which is no whole plan (donate_argnums is (-1,)). ",
         ),
         (
             lambda p: damaged(p, lambda d: d["stacks"][0].update(stored={"x": "keep"})),

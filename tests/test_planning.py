@@ -137,6 +137,30 @@ def test_a_step_that_cannot_be_planned_runs_as_it_is_written():
     assert note.startswith("sensitivity runs as it is written: step: its gradients")
 
 
+@pytest.mark.parametrize("learns", [(True, False, True), (False, True, False)])
+def test_what_one_kind_of_call_cannot_have_another_one_may(learns):
+    """A flag turns learning off: those calls run as they are written, others do not."""
+
+    def train():
+        @functools.partial(jax.jit, static_argnames="learn")
+        def step(params, x, learn):
+            loss, grads = jax.value_and_grad(loss_of)(params, x)
+            return (params - 0.1 * grads if learn else jnp.zeros_like(grads)), loss
+
+        params, found = weights(), []
+        for learn in learns:
+            params, loss = step(params, batch(), learn=learn)
+            found.append(float(loss))
+        return found
+
+    expected = train()
+    with planning() as session:
+        np.testing.assert_allclose(train(), expected, rtol=1e-5)
+    (note,) = session.notes
+    assert note.startswith("step runs as it is written: step: its gradients")
+    assert list(session.plans) == ["step"]
+
+
 def test_jit_in_a_block_is_jit():
     with planning() as session:
         double = jax.jit(lambda x: 2 * x)

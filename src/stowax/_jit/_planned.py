@@ -148,6 +148,12 @@ class Planned(KnownStep):
             taken, ready = self._for(args, kwargs)
             return ready.give(ready.run(*ready.arrays(taken)))
 
+    def kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+        """The same for calls that are planned alike."""
+        with together():
+            taken, _, _ = flattened(self.known, args, kwargs)
+            return _kind(taken, _jax.trace_context(), args, kwargs)
+
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As `lower` of `jax.jit`'s functions; planned first, if need be."""
         return self._ahead("lower", args, kwargs)
@@ -212,8 +218,7 @@ class Planned(KnownStep):
         taken, own, flat = flattened(self.known, args, kwargs)
         taken = dataclasses.replace(taken, arrays=on_one_mesh(taken.arrays))
         context = _jax.trace_context()
-        # By name or by position: JAX makes a program for either.
-        key = taken.key, _types(taken.arrays), context, len(args), tuple(sorted(kwargs))
+        key = _kind(taken, context, args, kwargs)
         with self._lock:
             if self._context is not None and self._context[1] is not context[1]:
                 self.clear_cache()  # as `jax.clear_caches` has cleared all of JAX's
@@ -347,6 +352,15 @@ def _step_under(plan: Plan, asked: Asked) -> Any:
 
 def _as_it_is(out: Any) -> Any:
     return out
+
+
+def _kind(
+    taken: Taken, context: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Hashable:
+    """What calls have in common that take one program."""
+    # By name or by position: JAX makes a program for either.
+    names = tuple(sorted(kwargs))
+    return taken.key, _types(taken.arrays), context, len(args), names
 
 
 def _types(arrays: Any) -> Hashable:

@@ -11,7 +11,7 @@ import contextvars
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -76,7 +76,7 @@ class _Step(KnownStep):
         functools.update_wrapper(self, original)
         self._original: Any = original
         self._session: Session | None = None
-        self._left = False
+        self._left = set[Hashable]()  # kinds of calls that run as written
         self.planned: Planned | None = None
 
     @property
@@ -91,7 +91,10 @@ class _Step(KnownStep):
         session, out = self._decided(lambda: self._original(*args, **kwargs))
         if session is None or self.planned is None:
             return out
-        return self._under_a_plan(session, self.planned, args, kwargs)
+        planned = self.planned
+        return self._under_a_plan(
+            session, planned, planned, self._original, args, kwargs
+        )
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As `lower` of the function that `jax.jit` made; planned, if it is to be."""
@@ -106,21 +109,16 @@ class _Step(KnownStep):
         self._original.clear_cache()
         if self.planned is not None:
             self.planned.clear_cache()
-        self._left = False
+        self._left.clear()
 
     def _ahead(self, what: str, args: Any, kwargs: Any) -> Any:
         plainly = getattr(self._original, what)
         session, out = self._decided(lambda: plainly(*args, **kwargs))
         if session is None or self.planned is None:
             return out
-        try:
-            return getattr(self.planned, what)(*args, **kwargs)
-        except MisfitError:
-            session.misfits = True
-            raise
-        except StepError as error:
-            self._give_up(session, self.planned, error)
-            return plainly(*args, **kwargs)
+        return self._under_a_plan(
+            session, self.planned, getattr(self.planned, what), plainly, args, kwargs
+        )
 
     def _decided(self, plainly: Callable[[], Any]) -> tuple[Session | None, Any]:
         """`(session, what it gives plainly)`; no session where it runs as written.
@@ -129,9 +127,9 @@ class _Step(KnownStep):
         """
         session = _active or self._session
         if session is not None and session is not self._session:
-            self._session, self.planned, self._left = session, None, False
+            self._session, self.planned, self._left = session, None, set()
             session.add(self)
-        if session is None or self._left or (self.planned is None and not _active):
+        if session is None or (self.planned is None and not _active):
             return None, plainly()
         if self.planned is None:
             token = _deciding.set(self)
@@ -145,23 +143,26 @@ class _Step(KnownStep):
         return session, None
 
     def _under_a_plan(
-        self, session: Session, planned: Planned, args: Any, kwargs: Any
+        self,
+        session: Session,
+        planned: Planned,
+        call: Callable[..., Any],
+        plainly: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
     ) -> Any:
+        """`call`, or `plainly` what is left as it is written: calls of one kind."""
+        if self._left and planned.kind(args, kwargs) in self._left:
+            return plainly(*args, **kwargs)
         try:
-            return planned(*args, **kwargs)
+            return call(*args, **kwargs)
         except MisfitError:
             session.misfits = True
             raise
         except StepError as error:
-            self._give_up(session, planned, error)
-            return self._original(*args, **kwargs)
-
-    def _give_up(self, session: Session, planned: Planned, error: StepError) -> None:
-        """From now on it runs as it is written, unless it ran under a plan before."""
-        if planned.plan is not None:
-            raise error
-        session.notes.append(f"{self.__name__} runs as it is written: {error}")
-        self._left = True
+            session.notes.append(f"{self.__name__} runs as it is written: {error}")
+            self._left.add(planned.kind(args, kwargs))
+            return plainly(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_original":  # of an object that is not made yet

@@ -7,17 +7,16 @@ compares the planned step with the plain one: to the bit without fusion
 
 import contextlib
 import random
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stowax import _jax_host_memory
 from stowax._jaxprs._jaxpr import is_float
 from stowax._layers._rewrite import Options
 from stowax._step._trace import available, store_all, trace_step
 from stowax._survey._apply import StackPlan, StepPlan, apply_decisions
+from updates import without_copies
 
 WAYS = ("keep", "offload", "offload early", "offload ahead")
 
@@ -96,10 +95,7 @@ def counts(traced):
 @contextlib.contextmanager
 def unfused():
     """Every operation runs by itself, in the memory that it is given; none is fused."""
-    as_given = mock.patch.object(
-        _jax_host_memory, "_in_host_memory", return_value=False
-    )
-    with jax.disable_jit(), as_given:
+    with jax.disable_jit(), without_copies():
         yield
 
 

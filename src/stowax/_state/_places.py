@@ -28,7 +28,7 @@ from .._records._plan import ArgumentRecord
 from .._target._specs import one_device_sharding
 from ._laying import lay_out
 from ._ordered_step import has_layouts
-from ._shards import partition_of
+from ._shards import axes_of, partition_of
 
 _ON_DEVICE = (None, "device")
 
@@ -262,8 +262,7 @@ def _check_spread_alike(record: ArgumentRecord, leaf: Any) -> None:
     sizes = leaf.sharding.mesh.shape
 
     def axes(partition: Sequence[Any]) -> list[tuple[str, ...]]:
-        parts = [(p,) if isinstance(p, str) else tuple(p or ()) for p in partition]
-        return [tuple(a for a in part if sizes.get(a) != 1) for part in parts]
+        return [tuple(a for a in axes_of(p) if sizes.get(a) != 1) for p in partition]
 
     if axes(found) != axes(planned):
         raise PlanMismatchError(

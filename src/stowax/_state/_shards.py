@@ -21,6 +21,11 @@ def device_bytes(spec: Any) -> int:
     return math.prod(shard_shape(spec)) * (dtype.itemsize if dtype else 0)
 
 
+def axes_of(part: Any) -> tuple[str, ...]:
+    """The axes of a mesh that one axis of an array is spread over."""
+    return (part,) if isinstance(part, str) else tuple(part or ())
+
+
 def partition_of(spec: Any) -> Partition | None:
     """Which axes of a mesh each axis of an array is spread over, if any are."""
     sharding = getattr(spec, "sharding", None)

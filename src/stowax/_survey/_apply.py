@@ -25,6 +25,7 @@ from .._layers._rewrite import Options, Rewriter
 from .._layers._stack import STORED
 from .._records._plan import ArgumentRecord
 from .._state._ordered_step import OrderedStep
+from .._state._shards import axes_of
 from .._state._stream import Hosted, stream_state
 from .._step._recording import Recording, as_written
 from .._step._recording import record as record_step
@@ -297,19 +298,13 @@ def check_arguments(args: Sequence[Any], expected: Sequence[ArgumentRecord]) -> 
 def _check_mesh(record: ArgumentRecord, mesh: Any) -> None:
     """**Raises:** `PlanMismatchError` for a mesh without the axes that the plan has."""
     parts = record.partition or ()
-    axes = {axis for part in parts for axis in _axes_of(part)}
+    axes = {axis for part in parts for axis in axes_of(part)}
     if mesh.size > 1 and (missing := sorted(axes - {*mesh.axis_names})):
         raise PlanMismatchError(
             f"step: {record.path} is on a mesh with the axes "
             f"{', '.join(mesh.axis_names)}, and the plan was made for one with "
             f"{', '.join(missing)}. Name the axes as they were then, or plan anew."
         )
-
-
-def _axes_of(part: Any) -> tuple[str, ...]:
-    if part is None:
-        return ()
-    return (part,) if isinstance(part, str) else tuple(part)
 
 
 def check_stored(stack: Stack, body: LinearizedBody, stored: Stored) -> None:

@@ -49,7 +49,10 @@ def versions() -> dict[str, str]:
 
 def machine() -> str:
     """The machine in words: what matters for the figures, and no name."""
-    return f"{os.cpu_count()}-core machine, no accelerator"
+    gpu = pathlib.Path("/dev/nvidiactl").exists()
+    return (
+        f"{os.cpu_count()}-core machine, {'an NVIDIA GPU' if gpu else 'no accelerator'}"
+    )
 
 
 def today() -> str:

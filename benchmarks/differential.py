@@ -6,10 +6,14 @@
     python -m benchmarks.differential --one-by-one         # one unusual part each
     python -m benchmarks.differential --compile v5p-8,h200 --budgets 2 --programs 300
     python -m benchmarks.differential --compile plain      # false alarms, if any
+    JAX_PLATFORMS=cuda,cpu python -m benchmarks.differential --attached --out FILE
 
 Writes docs/results/differential.md and .json (with `--compile`, what `--out` names).
 A program is made from one integer. Processes run a program each; one that dies or takes
 too long is a failure with a seed, too. The grammar is in `tests/differential/`.
+
+With `--attached` programs run on JAX's first device and are planned for it, products at
+their highest precision; programs over several devices are left out.
 """
 
 import os
@@ -36,7 +40,7 @@ from typing import Any
 from benchmarks import _record, differential_table
 
 COMMAND = "python -m benchmarks.differential"
-PLAIN = "plain"
+PLAIN, ATTACHED = "plain", "attached"
 RESULT = _record.RESULTS / "differential.md"
 SECONDS_OF_A_PROGRAM = 240
 DECISIONS = 6
@@ -47,7 +51,11 @@ _PROGRAMS_OF_A_PROCESS = 50
 _LESS_OPTIMIZED = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
+_LESS_TUNED = "--xla_gpu_autotune_level=0"
 _PROCESS = (sys.executable, *COMMAND.split()[1:], "--work")
+
+
+_ON_ONE_DEVICE = ("none", "one device")
 
 
 def drawn(seed: int) -> tuple[Any, Any]:
@@ -65,15 +73,23 @@ def _start_jax() -> None:
 
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
     jax.config.update("jax_num_cpu_devices", 8)
+    if os.environ["JAX_PLATFORMS"] != "cpu":  # a GPU's products of float32 are TF32
+        jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def run_one(seed: int, targets: str = "", budgets: int = 2) -> dict[str, Any]:
-    """What came of one seed: on the CPU, or compiled for targets not there.
+    """What came of one seed: on JAX's device, or compiled for targets not there.
 
-    The target `plain` stands for the plain step beside itself.
+    The target `plain` stands for the plain step beside itself, `attached` for JAX's
+    first device.
     """
     program, wishes = drawn(seed)
-    if targets and targets != PLAIN:
+    if targets == ATTACHED:
+        import jax
+
+        here = {"cuda": "gpu"}.get(jax.devices()[0].platform, jax.devices()[0].platform)
+        wishes = dataclasses.replace(wishes, target=here)
+    elif targets and targets != PLAIN:
         from benchmarks.differential_compile import judge_compiled
 
         verdicts = judge_compiled(program, targets.split(","), budgets)
@@ -185,8 +201,10 @@ def campaign(
         todo.put(seed)
     end = time.monotonic() + 60 * minutes
 
+    less = _LESS_TUNED if ATTACHED in more else _LESS_OPTIMIZED
+
     def run(number: int) -> None:
-        worker = _Worker(more, "" if number % 2 else _LESS_OPTIMIZED)
+        worker = _Worker(more, "" if number % 2 else less)
         try:
             while time.monotonic() < end:
                 record = worker.judge(todo.get_nowait())
@@ -298,6 +316,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--compile", default="", help="targets that are not there")
     parser.add_argument("--budgets", type=int, default=2)
+    parser.add_argument(
+        "--attached", action="store_const", dest="compile", const=ATTACHED
+    )
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -315,7 +336,7 @@ def main(arguments: list[str] | None = None) -> int:
     named = COMMAND + "".join(
         f" --{name} {value}"
         for name, value in (
-            ("compile", asked.compile),
+            ("compile", asked.compile != ATTACHED and asked.compile),
             ("keep", asked.keep and asked.keep.name),
             ("seed", not asked.keep and asked.seed),
         )
@@ -323,10 +344,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if asked.one_by_one:
         named += " --one-by-one"
+    if asked.compile == ATTACHED:
+        named += " --attached"
 
     def write(records: list[dict[str, Any]]) -> None:
         command = f"{named} --programs {len(records)}"
-        targets = "" if asked.compile == PLAIN else asked.compile
+        targets = "" if asked.compile in (PLAIN, ATTACHED) else asked.compile
         table = differential_table.table(records, command, targets)
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(table)
@@ -344,6 +367,8 @@ def main(arguments: list[str] | None = None) -> int:
         from tests.differential.programs import one_by_one
 
         seeds = range(-1, -1 - len(one_by_one()), -1)
+    if asked.compile == ATTACHED:
+        seeds = [seed for seed in seeds if drawn(seed)[0].mesh in _ON_ONE_DEVICE]
     with _Kept(asked.keep) as kept:
         records = campaign(
             [seed for seed in seeds if seed not in kept.seeds],

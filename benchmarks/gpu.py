@@ -13,8 +13,8 @@ Parts: calibration (`stowax.calibrate`, whose rates all later cells plan with); 
 
 Every cell is a process of its own: its peak of device memory is its own then, and a
 compiler or a driver that ends the process ends one cell. Nothing needs the network.
-Writes docs/results/gpu.json after every cell and docs/results/gpu.md; plans are kept in
-`.gpu/`. Without a GPU it says so and exits with 2.
+Writes docs/results/gpu.json after every cell and docs/results/gpu.md; plans, and traces
+with their programs, are kept in `.gpu/`. Without a GPU it says so and exits with 2.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from benchmarks import (
     gpu_table,
     gpu_tutorial,
 )
-from benchmarks.gpu_cells import Cell, Context, Row
+from benchmarks.gpu_cells import TRACE, Cell, Context, Row
 
 COMMAND = "python -m benchmarks.gpu"
 PARTS = ("calibration", "hazards", "tutorial", "measured", "gate", "llama")
@@ -237,6 +237,8 @@ def answer(arguments: argparse.Namespace) -> int:
     cells = {cell.key: cell for cell in all_cells(arguments.tiny)}
     found = Results(arguments.output).cells
     context = Context(tiny=arguments.tiny, folder=arguments.folder, found=found)
+    name = "".join(c if c.isalnum() else "-" for c in arguments.cell)
+    os.environ.setdefault(TRACE, str(arguments.folder / "traces" / name))
     _record.write_json(arguments.answer, work_on(cells[arguments.cell], context))
     return 0
 

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import os
 import pathlib
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from benchmarks import _record
 
 Row = dict[str, Any]
 SOURCE = pathlib.Path(stowax.__file__).parent
+TRACE = "STOWAX_GPU_TRACE"
 TRACED = 3
 """Steps under the profiler, after the timed ones."""
 
@@ -269,11 +271,12 @@ def run_and_measure(
     state, batch = filled(specs, work.tokens)
     state = run(compiled, state, batch, steps, row)
     row |= {"peak_before_bytes": before, "peak_bytes": _peak()}
-    with tempfile.TemporaryDirectory(prefix="stowax-gpu-") as folder:
+    with _trace_folder() as folder:
         with _profiling(folder):
             for _ in range(TRACED):
                 state, out = jax.block_until_ready(compiled(state, batch))
         del state, out
+        pathlib.Path(folder, "program.txt").write_text(compiled.as_text())
         measured = stowax.measure(compiled, *specs, trace=folder)
     row |= {
         "measured_seconds": measured.step_seconds,
@@ -283,6 +286,14 @@ def run_and_measure(
         "out_seconds": measured.device_to_host_seconds,
         "in_seconds": measured.host_to_device_seconds,
     }
+
+
+def _trace_folder() -> contextlib.AbstractContextManager[str]:
+    """Where a trace goes: the folder that `TRACE` names, or one that is forgotten."""
+    if folder := os.environ.get(TRACE):
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        return contextlib.nullcontext(folder)
+    return tempfile.TemporaryDirectory(prefix="stowax-gpu-")
 
 
 @contextlib.contextmanager

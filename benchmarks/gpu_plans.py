@@ -115,19 +115,19 @@ def gated_tutorial(example: str, context: Context, row: Row) -> None:
 
 def calibration_cells() -> list[Cell]:
     """One cell."""
-    return [Cell(part="calibration", name="rates", work=calibration, seconds=120)]
+    return [Cell(part="calibration", name="rates", work=calibration, seconds=40)]
 
 
 def measured_cells(tiny: bool) -> list[Cell]:
     """The transformer as it is written, and at its budgets."""
     return [
-        Cell(part="measured", name=PLAIN, work=plain, seconds=45),
+        Cell(part="measured", name=PLAIN, work=plain, seconds=25),
         *(
             Cell(
                 part="measured",
                 name=name_of(part),
                 work=functools.partial(planned, part),
-                seconds=90,
+                seconds=45,
             )
             for part in parts(tiny)
         ),

@@ -3,7 +3,9 @@
 A cell that ended in an error is a row like any other, and listed with its error below.
 """
 
+import itertools
 import json
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -155,14 +157,22 @@ def gpu_hazards_tolerance(cells: Cells) -> float:
 
 
 def apart(losses: list[float], others: list[float]) -> float | None:
-    """The largest difference of two runs at the same step, as a part of the loss."""
-    pairs = list(zip(losses, others, strict=False))
+    """The largest difference of two runs at the same step, as a part of the loss.
+
+    Up to the first step at which neither is a number: there they say nothing.
+    """
+    pairs = list(
+        itertools.takewhile(
+            lambda pair: any(map(math.isfinite, pair)),
+            zip(losses, others, strict=False),
+        )
+    )
     if not pairs:
         return None
     worst = 0.0
     for one, other in pairs:
         far = abs(one - other) / (abs(other) or 1.0)
-        worst = float("inf") if far != far else max(worst, far)
+        worst = max(worst, far) if math.isfinite(far) else float("inf")
     return worst
 
 

@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import stowax
+from stowax import _jax
 from stowax._jaxprs._canonical import outline
 
 LAYERS, WIDTH, ROWS, DEVICES = 4, 256, 64, 8
@@ -136,3 +137,23 @@ def test_results_lie_as_a_jitted_step_was_told(usual_promotion):
     for a, b in zip(*map(jax.tree.leaves, (expected, got)), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
         assert b.sharding.is_equivalent_to(a.sharding, a.ndim)
+
+
+def test_what_is_made_of_a_number_is_typed_where_no_mesh_is_set(usual_promotion):
+    """From JAX 0.11 on, a broadcast number is on no mesh unless the mesh is set."""
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Explicit,))
+    sharding = NamedSharding(mesh.abstract_mesh, P(None, "d"))
+    found = []
+
+    def step(x):
+        number = jnp.float32(0)
+        found.append(jax.typeof(_jax.broadcast(number, (4, 8), sharding)))
+        found.append(jax.typeof(_jax.empty_on_host((4, 8), jnp.float32, sharding)))
+        return x
+
+    jax.jit(step).trace(jax.device_put(jnp.ones(8), NamedSharding(mesh, P("d"))))
+    assert [aval.sharding.spec for aval in found] == [P(None, "d")] * 2
+    assert [aval.memory_space for aval in found] == [
+        jax.memory.Space.Device,
+        jax.memory.Space.Host,
+    ]

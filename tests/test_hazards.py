@@ -39,6 +39,7 @@ def line_of(function, text):
 
 def test_the_list_is_closed_and_every_kind_says_what_it_is():
     assert list(HAZARD_KINDS) == [
+        "misplaced-copy",
         "host-compute",
         "known-bad-version",
         "memory-kinds-dropped",

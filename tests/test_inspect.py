@@ -27,6 +27,8 @@ from stowax._inspect._inspect import inspect
 from stowax.report import inspection_text
 
 TARGETS = ("v5e-4", "h200")
+MISPLACED = ["misplaced-copy"] * 2 if jax.__version_info__ < (0, 11) else []
+"""What jaxlib 0.10 makes of blocks that begin at a multiple of the loop's counter."""
 
 
 def kinds(inspection):
@@ -106,10 +108,11 @@ def test_arithmetic_in_host_memory_on_a_gpu():
 @pytest.mark.parametrize("target", TARGETS)
 def test_copies_that_nothing_hides(target):
     found = inspect(compiled("streamed", target))
-    assert kinds(found) == ["unhidden-copy"] * 2
+    wrong = MISPLACED if target == "h200" else []
+    assert kinds(found) == [*wrong, "unhidden-copy", "unhidden-copy"]
     directions = sorted(t.direction for t in found.transfers)
     assert directions == ["device-to-host", "host-to-device"]
-    for hazard in found.hazards:
+    for hazard in found.hazards[len(wrong) :]:
         assert hazard.count == BLOCKS
         assert "4.00 MiB" in hazard.cost
         assert "8 x per step" in hazard.cost
@@ -188,7 +191,7 @@ def test_an_inspection_is_one_line_in_a_notebook():
     assert len(repr(found)) < 200
     assert repr(found).startswith("<Inspection of jit_")
     assert "on h200: device" in repr(found)
-    assert "2 transfers, 2 hazards" in repr(found)
+    assert f"2 transfers, {2 + len(MISPLACED)} hazards" in repr(found)
     assert str(found) == inspection_text(found)  # and all of it where it is printed
 
 

@@ -84,6 +84,21 @@ def test_what_a_step_is_given_stays_where_nothing_says_that_it_is_donated():
 
 
 @pytest.mark.slow
+def test_what_jit_donates_is_donated_by_a_step_that_stays_as_it_is():
+    """Its memory, and its time to dispatch, are those of `jax.jit`'s function."""
+    for step in (
+        jit(train_step, donate_argnums=(0, 1)),
+        jit(jax.jit(train_step, donate_argnums=(0, 1))),
+    ):
+        args = arguments()
+        donated = step.lower(*args).compile().memory_analysis()
+        assert step.plan.outcome == "unneeded"
+        assert step.plan.donate_argnums == (0, 1)
+        assert donated.alias_size_in_bytes == 2 * sum(
+            a.nbytes for a in args[0].values()
+        )
+
+
 def test_what_was_donated_is_told_apart(capsys):
     """Only where nothing fits without: a line says so, and so does an error."""
     pin = {"optimizer state": "offload"}

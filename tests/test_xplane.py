@@ -238,6 +238,44 @@ def test_runs_on_a_gpu_are_told_apart(marked):
     assert found.host_to_device_seconds == pytest.approx(13 * MICRO)
 
 
+def test_runs_as_cuda_graphs_are_told_apart_by_their_launches():
+    """As on an H200: kernels of a graph name its command buffer, and no instruction.
+
+    One graph outside of loops, and one that a loop launches twice in each run.
+    """
+
+    def launched(buffer, launch, *kernels):
+        return [
+            event(
+                name,
+                begin,
+                end,
+                hlo_op=f"command_buffer_{buffer}",
+                hlo_module=MODULE,
+                correlation_id=launch,
+            )
+            for name, begin, end in kernels
+        ]
+
+    stream = []
+    for run, start in enumerate((1000, 2000, 3000)):
+        stream += launched(
+            1,
+            10 * run,
+            ("gemm", start, start + 30),
+            ("loop_add", start + 30, start + 35),
+        )
+        for trip in (0, 1):
+            begin = start + 40 + 20 * trip
+            stream += launched(
+                7, 10 * run + 1 + trip, ("wrapped_dynamic_slice", begin, begin + 18)
+            )
+    found = measured({"/device:GPU:0": {"Stream #14(Compute)": stream}})
+    assert found.step_seconds == pytest.approx(78 * MICRO)
+    assert found.compute_seconds == pytest.approx((35 + 2 * 18) * MICRO)
+    assert "the median of 3 steps" in found.assumptions[0]
+
+
 def test_several_kernels_of_one_instruction():
     lines = gpu(1000)
     for line, events in gpu(2000).items():

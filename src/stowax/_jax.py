@@ -254,7 +254,19 @@ def empty_on_host(shape: Sequence[int], dtype: Any, sharding: Any = None) -> Any
     if not is_tracer(plain) or jax.numpy.issubdtype(dtype, jax.dtypes.extended):
         return jax.device_put(plain, jax.memory.Space.Host)
     number = _lax.empty2(np.dtype(dtype), memory_space=jax.memory.Space.Host)
-    return jax.lax.broadcast(number, tuple(shape), out_sharding=sharding)
+    return broadcast(number, shape, sharding)
+
+
+def broadcast(number: Any, shape: Sequence[int], sharding: Any) -> Any:
+    """`number` everywhere in a shape; `sharding` is that of its type, or `None`.
+
+    A number is on no mesh: from JAX 0.11 on, `jax.lax.broadcast` then drops what it is
+    told of one, unless the mesh is set (JAX 0.10 to 0.12).
+    """
+    if sharding is None:
+        return jax.lax.broadcast(number, tuple(shape))
+    with jax.sharding.use_abstract_mesh(sharding.mesh):
+        return jax.lax.broadcast(number, tuple(shape), out_sharding=sharding)
 
 
 def compute_on_host(jaxpr: Any, inputs: Sequence[Any], on_device: int) -> list[Any]:

@@ -49,7 +49,8 @@ def surveyed(step, args, keywords, wishes, budget):
 
     **Raises:** what `stowax.plan` would meet, and run the step as it is written for.
     """
-    target = find_target("cpu" if wishes.target == "cpu" else "h200")
+    attached = wishes.target in ("cpu", "gpu")
+    target = find_target(wishes.target if attached else "h200")
     specs = target.specs(*in_order(step, args, keywords))
     options = Options(keep_checkpoint=wishes.keep_checkpoint, roll=wishes.roll)
     traced = trace_step(record_for(step, specs), specs, options)

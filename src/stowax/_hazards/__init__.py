@@ -28,6 +28,7 @@ from ._host_compute import host_compute
 from ._host_memory import host_memory, kinds_dropped
 from ._kinds import KINDS
 from ._known_bad import known_bad
+from ._misplaced import misplaced_copies
 from ._rematerialization import rematerialization
 
 HAZARD_KINDS: Mapping[str, str] = {name: kind.what for name, kind in KINDS.items()}
@@ -112,6 +113,7 @@ def _options(context: Context) -> str:
 
 
 SEARCHES: Mapping[str, Search] = {
+    "misplaced-copy": Search(misplaced_copies),
     "host-compute": Search(host_compute),
     "known-bad-version": Search(known_bad, _options),
     "memory-kinds-dropped": Search(

@@ -5,7 +5,13 @@ from typing import NamedTuple
 
 from .._records._inspection import Hazard, Memory
 from .._records._intent import Intent
-from .._records._program import Computation, Instruction, Program, Transfer
+from .._records._program import (
+    Computation,
+    Instruction,
+    Misplaced,
+    Program,
+    Transfer,
+)
 from .._records._stages import Link
 from .._records._timeline import Timeline
 from ._kinds import KINDS
@@ -89,9 +95,9 @@ def of_a_plan(name: str) -> bool:
     return any(part.startswith("stowax.") for part in name.split("/"))
 
 
-def where(item: Instruction | Transfer) -> str:
+def where(item: Instruction | Transfer | Misplaced) -> str:
     """The user's line and the operation's name, as far as XLA kept them."""
-    named = item.op_name or (item.name if isinstance(item, Instruction) else item.start)
+    named = item.op_name or (item.start if isinstance(item, Transfer) else item.name)
     return f"{item.source} ({named})" if item.source else named
 
 

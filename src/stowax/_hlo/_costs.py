@@ -90,9 +90,13 @@ def shape_bytes(shape: Any) -> int:
     """Bytes of the logical shape, a tuple being the sum of its parts."""
     total = 0
     for leaf in leaves(shape):
-        bits = leaf.layout.element_size_in_bits or PRIMITIVE_TYPES[leaf.element_type][1]
-        total += (math.prod(leaf.dimensions) * bits + 7) // 8
+        total += (math.prod(leaf.dimensions) * bits_of(leaf) + 7) // 8
     return total
+
+
+def bits_of(shape: Any) -> int:
+    """Bits of one element of an array."""
+    return shape.layout.element_size_in_bits or PRIMITIVE_TYPES[shape.element_type][1]
 
 
 def dtype_name(shape: Any) -> str:

@@ -67,12 +67,12 @@ def trip_count(
     start = initial(functions, function, loop, outside)
     element = start
     for trips in range(_MOST_TRIPS):
-        going = _scalar(functions, condition, condition.root, element, None)
+        going = scalar(functions, condition, condition.root, element, None)
         if going is None:
             return None
         if not going:
             return trips
-        element = _after(functions, body, element)
+        element = following(functions, body, element)
     return None
 
 
@@ -90,7 +90,7 @@ def initial(
         if argument.opcode != "tuple":
             return None
         item = function.operands(argument)[index]
-        return _scalar(functions, function, item, outside, None)
+        return scalar(functions, function, item, outside, None)
 
     return element
 
@@ -118,7 +118,7 @@ def body_and_condition(functions: Functions, loop: Any) -> tuple[Function, Funct
     return second, first
 
 
-def _after(functions: Functions, body: Function, before: Element) -> Element:
+def following(functions: Functions, body: Function, before: Element) -> Element:
     """The loop's scalars after one more trip, worked out when asked for."""
     memory: dict[int, int | None] = {}
 
@@ -127,13 +127,13 @@ def _after(functions: Functions, body: Function, before: Element) -> Element:
             memory[index] = None
             if body.root.opcode == "tuple":
                 item = body.operands(body.root)[index]
-                memory[index] = _scalar(functions, body, item, before, None)
+                memory[index] = scalar(functions, body, item, before, None)
         return memory[index]
 
     return element
 
 
-def _scalar(
+def scalar(
     functions: Functions,
     function: Function,
     item: Any,
@@ -143,7 +143,7 @@ def _scalar(
     """The value of an integer or boolean scalar; `None` where it is not known."""
 
     def value(operand: Any) -> int | None:
-        return _scalar(functions, function, operand, element, arguments)
+        return scalar(functions, function, operand, element, arguments)
 
     operands = function.operands(item)
     opcode = item.opcode
@@ -152,7 +152,15 @@ def _scalar(
     if opcode == "parameter" and arguments is not None:
         return arguments[item.parameter_number]
     if opcode == "get-tuple-element":
-        return _tuple_element(operands[0], item.tuple_index, function, value, element)
+        source = operands[0]
+        if source.opcode in ("fusion", "call"):
+            inner = called(functions, source)
+            if inner is None or inner.root.opcode != "tuple":
+                return None
+            given = [value(operand) for operand in function.operands(source)]
+            part = inner.operands(inner.root)[item.tuple_index]
+            return scalar(functions, inner, part, lambda index: None, given)
+        return _tuple_element(source, item.tuple_index, function, value, element)
     if opcode in _SAME:
         return value(operands[0])
     if opcode in ("fusion", "call"):
@@ -160,7 +168,7 @@ def _scalar(
         if inner is None or inner.root.opcode == "tuple":
             return None
         given = [value(operand) for operand in operands]
-        return _scalar(functions, inner, inner.root, lambda index: None, given)
+        return scalar(functions, inner, inner.root, lambda index: None, given)
     if opcode == "not":
         only = value(operands[0])
         return None if only is None else int(not only)

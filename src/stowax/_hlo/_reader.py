@@ -14,7 +14,14 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from .._errors import ArgumentError
-from .._records._program import COLLECTIVES, Computation, Instruction, Program, Transfer
+from .._records._program import (
+    COLLECTIVES,
+    Computation,
+    Instruction,
+    Misplaced,
+    Program,
+    Transfer,
+)
 from .._where import OWN_FOLDER
 from ._costs import (
     Function,
@@ -28,6 +35,7 @@ from ._costs import (
 )
 from ._known import unknown_parts
 from ._loops import Element, body_and_condition, initial, invariant, trip_count
+from ._offsets import misplaced
 from ._proto import Module
 from ._transfers import transfers_in
 
@@ -192,6 +200,14 @@ def read(serialized: bytes) -> Program:
         uncounted_loops=tuple(reader.uncounted),
         aliased=frozenset(_aliased(module)),
         scheduled=entry.message.id in reader.sequences,
+        misplaced=tuple(
+            Misplaced(
+                name=item.name,
+                op_name=item.metadata.op_name,
+                source=reader.where(item),
+            )
+            for item in misplaced(reader.functions)
+        ),
         unread=unknown_parts(visit.function for visit in reader.visits.values()),
     )
 

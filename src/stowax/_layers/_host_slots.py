@@ -107,5 +107,5 @@ def staged(value: Any, layer: Any) -> Any:
     compiler cannot know, so the move stays.
     """
     sharding = _jax.explicit_sharding(_jax.aval_of(value))
-    always = jax.lax.broadcast(layer >= 0, value.shape, out_sharding=sharding)
+    always = _jax.broadcast(layer >= 0, value.shape, sharding)
     return jax.lax.select(always, value, jax.lax.full_like(value, 0))

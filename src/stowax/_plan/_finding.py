@@ -273,7 +273,8 @@ def _surveyed(asked: Asked, budget: int, least: int) -> tuple[Search, Preference
         budget=budget,
         host_budget=asked.host_budget,
         user_options=asked.compiler_options,
-        donate=asked.donate,
+        # What the step's own `jit` donates is donated where it stays as it is, too.
+        donate=True if asked.donate is None and recording.donated else asked.donate,
         as_written=not asks_for_more(free, survey, lambda value: True),
         taken=asked.taken,
         cache=asked.cache,

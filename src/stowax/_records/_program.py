@@ -114,6 +114,15 @@ class Transfer:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Misplaced:
+    """A slice in a loop that the compiler copies from or to another place."""
+
+    name: str
+    op_name: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CopyCheck:
     """One value that a plan offloads: its bytes, and what of it the program moves.
 
@@ -147,5 +156,6 @@ class Program:
     """Numbers of the entry's parameters whose memory an output takes: donated ones."""
     scheduled: bool = True
     """Whether the compiler's own order is known, and not just what depends on what."""
+    misplaced: tuple[Misplaced, ...] = ()
     unread: tuple[str, ...] = ()
     """What the reader did not know, in words: it counts for less than it should."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from .._errors import OffloadVanishedError
+from .._errors import CompileError, OffloadVanishedError
 from .._hlo._host_calls import updated_leaves
 from .._hlo._program import read_program, transfers_named
 from .._inspect._inspect import inspect_program
@@ -22,6 +22,7 @@ from .._mlir import read_graph
 from .._predict._fusion import PLACEMENT, short_name
 from .._records._lowered import Region
 from .._records._plan import Trial
+from .._records._program import Program
 from .._state._shards import device_bytes
 from .._survey._apply import StepPlan
 from .._survey._survey import Survey, predict
@@ -117,6 +118,8 @@ def compile_and_read(
         trial = tried(needed, prediction.host_total, None)
         return Measured(trial=trial, inspection=None, was_kept=compiled.was_kept)
     program = read_program(compiled.module)
+    if plan is not None:
+        _check_places(program, survey.target.name)
     inspection = inspect_program(program, compiled.memory, survey.target)
     memory = inspection.memory
     seconds = inspection.timeline.step_seconds
@@ -137,6 +140,16 @@ def compile_and_read(
         loops=loop_seconds(program, survey.bodies, survey.target),
         was_kept=compiled.was_kept,
     )
+
+
+def _check_places(program: Program, target: str) -> None:
+    """**Raises:** `CompileError` where copies of the plan go to other places."""
+    wrong = [i.op_name for i in program.misplaced if _OWN in i.op_name]
+    if wrong:
+        raise CompileError(
+            f"The compiler for {target} copies slices from or to other places than the "
+            f"program says: {', '.join(wrong[:3])}"
+        )
 
 
 def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> tuple[str, ...]:

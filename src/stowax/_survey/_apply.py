@@ -24,6 +24,7 @@ from .._layers._pipeline import Stack, Stored
 from .._layers._rewrite import Options, Rewriter
 from .._layers._stack import STORED
 from .._records._plan import ArgumentRecord
+from .._state._held import HeldStep
 from .._state._ordered_step import OrderedStep
 from .._state._shards import axes_of
 from .._state._stream import Hosted, stream_state
@@ -125,9 +126,9 @@ def apply_decisions(
         return jit(_checking(planned, arguments, written))
     streaming = stream_state(planned, plan.hosted, boundary)
     whole = takes_host_memory(_checking(streaming, arguments, written))
-    if not plan.hosted.orders:
-        return jit(whole)
-    return OrderedStep(whole, plan.hosted.orders, plan.hosted.updates, jit)
+    orders, updates = plan.hosted.orders, plan.hosted.updates
+    jitted = OrderedStep(whole, orders, updates, jit) if orders else jit(whole)
+    return HeldStep(jitted, donate)
 
 
 def _differs(

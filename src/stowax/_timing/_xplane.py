@@ -189,6 +189,8 @@ def _tpu_beside(events: Iterable[Event], roles: Roles) -> Iterator[Happening]:
 
 # --- GPU ------------------------------------------------------------------------------
 
+_GRAPH = "command_buffer"
+"""How XLA names what it runs as a CUDA graph; its kernels name no instruction."""
 _MEMCPY: Mapping[str, What] = {
     "MemcpyD2H": "device-to-host",
     "MemcpyH2D": "host-to-device",
@@ -229,22 +231,32 @@ def _of_gpu(
 
 
 def _turns(events: list[Event], roles: Roles) -> list[list[Event]]:
-    """The events of each run: it begins with the first instruction of the schedule.
+    """The events of each run: it begins with what was launched first.
 
-    An instruction outside of loops runs once per run, but may be several kernels. So
-    the rarest one counts the runs, and the earliest in the schedule that comes in equal
-    numbers in all of them begins them.
+    An instruction outside of loops is launched once per run, or a fixed number of
+    times, as several kernels. So is a CUDA graph outside of loops, under the name of a
+    command buffer; all that it runs is one launch. So what is launched most rarely
+    counts the runs, and what comes first of all that is launched in equal numbers in
+    all of them begins them.
     """
     seen: dict[str, list[int]] = {}
+    launched: set[tuple[str, Any]] = set()
     for place, event in enumerate(events):
-        if event.name in roles.entry and not roles.is_loop(event.name):
-            seen.setdefault(event.name, []).append(place)
+        name = event.name
+        if name.startswith(_GRAPH):
+            launch = name, event.stats.get("correlation_id")
+            if launch in launched:
+                continue
+            launched.add(launch)
+        elif name not in roles.entry or roles.is_loop(name):
+            continue
+        seen.setdefault(name, []).append(place)
     if not seen:
         return [events] if events else []
     count = min(len(places) for places in seen.values())
-    regular = [name for name, places in seen.items() if len(places) % count == 0]
-    first = min(regular, key=lambda name: roles.entry[name])
-    begins = seen[first][:: len(seen[first]) // count]
+    regular = [places for places in seen.values() if len(places) % count == 0]
+    first = min(regular, key=lambda places: places[0])
+    begins = first[:: len(first) // count]
     ends = [*begins[1:], len(events)]
     return [events[a:b] for a, b in zip(begins, ends, strict=True)]
 

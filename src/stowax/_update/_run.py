@@ -32,8 +32,9 @@ from .. import _jax
 from .._jaxprs._jaxpr import Node, Program, bind
 from .._layers._axis_order import as_it_is_typed, as_it_lies, lying
 from .._layers._boundary import Emission
-from .._layers._host_layers import can_order, not_positive, sharding_over, split
+from .._layers._host_layers import sharding_over, split
 from .._layers._host_slots import empty_array, to_device, to_host
+from ._awaited import after_all, can_wait_for, in_turn, zero_after
 from ._fed import operands, run_fed
 from ._feed import HostValue
 from ._host import run_on_host, runs_on_host
@@ -115,13 +116,13 @@ def run_streamed(
         if item in streamed.feeds.served:
             how = in_turn, lean, late
             out = run_fed(streamed, item, args, env, boundary or {}, how)
-            passed.update([(item, v) for v in out if _can_wait_for(v)][:1])
+            passed.update([(item, v) for v in out if can_wait_for(v)][:1])
         else:
             out = bind(node.equation, operands(node, env))
         env.update(zip(node.outputs, out, strict=True))
         if signs and out and jnp.size(out[0]) > 1:  # a callback gives nothing
             signs = [signs[0], out[0]]
-        latest = next(([v] for v in out if _can_wait_for(v)), latest)
+        latest = next(([v] for v in out if can_wait_for(v)), latest)
     return [
         as_it_is_typed(host[leaf], orders.get(leaf))
         if (leaf := streamed.host_outputs.get(k)) is not None
@@ -151,7 +152,7 @@ def _run_group(
     signs, follows = begin
     if group.gradients and not follows:
         # There when the backward pass is done: before that, blocks would be in its way.
-        at = _after([0] * len(group.cut.piece), signs)
+        at = after_all([0] * len(group.cut.piece), signs)
         signs = [loop.fetch_gradient(group.gradients[0], at)]
     scalars, arrays = (
         [env[i] for i in numbers if i in program.maker]
@@ -175,7 +176,9 @@ class _Loop:
     """One group's loop.
 
     Its carry: host buffers by leaf, results by number, blocks that wait to be written
-    by leaf, totals by number, and the index of the iteration before.
+    by leaf, totals by number, and a number that is zero, which no compiler knows. Every
+    place in host memory is computed with it: a GPU's compiler is wrong about places
+    that it works out beforehand (`_hlo._offsets`).
     """
 
     def __init__(
@@ -214,32 +217,36 @@ class _Loop:
         }
         waiting, piece = {}, group.cut.piece
         # Written over by the next iteration; there when the loop may begin.
-        (blank,) = _after([0], signs if self.first is None else ())
+        (blank,) = after_all([0], signs if self.first is None else ())
         for leaf in self.makes:
             if leaf == self.first:
                 # Its first block goes back as it came, before it is read.
-                at = _after([0] * len(piece), signs)
+                at = after_all([0] * len(piece), signs)
                 waiting[leaf] = self._fetch(buffers[leaf], leaf, at)
             else:
                 waiting[leaf] = jnp.full(piece, blank, avals[leaf].dtype)
+        # Signs may be constants: a compiler knows those.
+        data = [waiting[self.first]] if self.first is not None else []
+        data = data or [*self.sliced.values(), *self.views.values()][:1]
+        zero = zero_after([*data, *signs])
         totals = {n: first_total(self.program, n, piece) for n in group.totals}
-        return buffers, results, waiting, totals, jnp.int32(0)
+        return buffers, results, waiting, totals, zero
 
     def step(self, i: Any, carry: Any) -> Any:
         """Iteration `i`: writes block `i - 1`, fetches and computes block `i`.
 
         The last one, `i == count`, only writes: what it computes is dropped.
         """
-        buffers, results, waiting, totals, previous = carry
+        buffers, results, waiting, totals, zero = carry
         buffers, totals, cut = dict(buffers), dict(totals), self.group.cut
         i = jnp.int32(i)
-        now = jnp.minimum(i, cut.count - 1)
+        now = jnp.minimum(jnp.maximum(i, zero), cut.count - 1)
         here, typed = starts_in_rows(cut, now), typed_starts(cut, now)
         # Two ways to the same place: were the index of the first write the other
         # writes' too, a GPU's compiler would compute both at once, after the fetch.
         first, before = (
-            starts_in_rows(cut, previous),
-            starts_in_rows(cut, jnp.maximum(i - 1, 0)),
+            starts_in_rows(cut, jnp.maximum(i - 1, zero)),
+            starts_in_rows(cut, jnp.maximum(jnp.maximum(i, zero) - 1, 0)),
         )
         fetched = {}
         for leaf in sorted(buffers, key=lambda leaf: leaf != self.first):
@@ -253,7 +260,7 @@ class _Loop:
             if block is not None:
                 at = before
                 if leaf in fetched and self.in_turn:
-                    at, block = _in_turn(at, block, fetched[leaf], previous)
+                    at, block = in_turn(at, block, fetched[leaf], zero)
                 buffers[leaf] = self._write(buffers[leaf], block, leaf, at)
         # What is written in an input's place is read from there, too: the input itself
         # beside it would be a second array.
@@ -285,7 +292,7 @@ class _Loop:
             more = next_total(self.program, number, total, values)
             last = jax.lax.broadcast(i >= cut.count, total.shape)
             totals[number] = jax.lax.select(last, total, more)
-        return buffers, written, made, totals, i
+        return buffers, written, made, totals, zero
 
     def _fetch(self, buffer: Any, leaf: int, at: Sequence[Any]) -> Any:
         with jax.named_scope(scope_name(leaf)):
@@ -366,32 +373,3 @@ def _spread_over(
         partition = lying(streamed.partitions[leaf], group.cut.order)
         found[leaf] = sharding_over(host[leaf], group.cut.spread(partition))
     return found
-
-
-def _in_turn(
-    at: Sequence[Any], block: Any, fetched: Any, index: Any
-) -> tuple[Sequence[Any], Any]:
-    """Where and what to write, both the same, once `fetched` is there.
-
-    Under a mesh no device has an element of `fetched` by itself: it would be sent to
-    all of them, for every block. There each device's part of `block` waits for its part
-    of `fetched`. The predicate is never true; the compiler cannot know.
-    """
-    if _jax.aval_of(fetched).sharding.mesh.size <= 1:
-        return _after(at, [fetched]), block
-    never = jax.lax.broadcast(index < 0, block.shape)
-    return at, jax.lax.select(never, fetched, block)
-
-
-def _can_wait_for(value: Any) -> bool:
-    """Whether `_after` can wait for a value: a number, on the device."""
-    return can_order(_jax.aval_of(value)) and not _jax.in_host_memory(value)
-
-
-def _after(starts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """`starts`, none of them negative, where a copy may begin after `values` are there.
-
-    See `_host_layers.after`.
-    """
-    number = not_positive(values)
-    return [jax.lax.max(jnp.int32(s), number) for s in starts] if values else [*starts]

@@ -1,0 +1,104 @@
+"""Slices whose place the compiler worked out beforehand: is it the program's?"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import stowax
+from stowax._records._program import Misplaced
+from stowax._search import _trial
+
+BLOCKS, ROWS, COLUMNS = 8, 128, 2048
+OLD = jax.__version_info__ < (0, 11)
+
+
+def written(index_of):
+    """Writes to host memory, block by block, one trip after each was made."""
+
+    def step(moment, x):
+        def trip(i, carry):
+            moment, block, before = carry
+            block = jax.device_put(block, jax.memory.Space.Host)
+            start = ROWS * index_of(i, before)
+            moment = jax.lax.dynamic_update_slice(
+                moment, block, (start, 0), allow_negative_indices=False
+            )
+            return moment, jnp.tanh(x * i), i
+
+        start = moment, jnp.tanh(x), jnp.int32(0)
+        return jax.lax.fori_loop(0, BLOCKS, trip, start)[0]
+
+    return step
+
+
+def misplaced(index_of):
+    target = stowax.target("h200")
+    host = target.sharding(memory_kind="pinned_host")
+    shape = BLOCKS * ROWS, COLUMNS
+    moment = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=host)
+    x = jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32)
+    step = jax.jit(written(index_of), donate_argnums=0)
+    found = stowax.inspect(step, moment, x, target="h200")
+    return [h for h in found.hazards if h.kind == "misplaced-copy"]
+
+
+def test_what_one_trip_hands_on_is_not_the_loops_counter():
+    """The first trip and the second write block 0: XLA has the second write block 1."""
+    (hazard,) = misplaced(lambda i, before: before)
+    assert "test_offsets.py" in hazard.where
+    assert "its numbers are wrong" in hazard.remedy
+
+
+@pytest.mark.skipif(not OLD, reason="jaxlib 0.11 does not forget it")
+def test_what_an_index_is_computed_with_is_not_forgotten():
+    """Block `i` begins at row `ROWS * i`: XLA has it begin at row `i`."""
+    assert len(misplaced(lambda i, _: i)) == 1
+
+
+@pytest.mark.skipif(OLD, reason="jaxlib 0.10 is wrong about all of these")
+@pytest.mark.parametrize(
+    "index_of",
+    [
+        lambda i, _: i,
+        lambda i, _: BLOCKS - 1 - i,
+        lambda i, _: jnp.maximum(i - 1, 0),
+        lambda i, before: jnp.maximum(i - 1, before * 0),
+    ],
+    ids=["counter", "backwards", "not a line", "both"],
+)
+def test_what_is_where_the_program_has_it_is_no_hazard(index_of):
+    assert misplaced(index_of) == []
+
+
+def test_a_plan_keeps_what_its_program_would_misplace(monkeypatch):
+    """No plan is made of a program that copies from or to other places."""
+    read = _trial.read_program
+
+    def wrong(module):
+        program = read(module)
+        own = [t for t in program.transfers if "stowax.state." in t.op_name]
+        found = tuple(
+            Misplaced(name=t.start, op_name=t.op_name, source="") for t in own
+        )
+        return dataclasses.replace(program, misplaced=found)
+
+    def step(state, x):
+        def loss(w):
+            return jnp.mean(jnp.square(x @ w - 1))
+
+        w, moment = state
+        value, slope = jax.value_and_grad(loss)(w)
+        moment = 0.9 * moment + slope
+        return (w - 0.1 * moment, moment), value
+
+    spec = jax.ShapeDtypeStruct
+    args = (spec((2048, 2048), "float32"),) * 2, spec((32, 2048), "float32")
+    options = {"target": "h200", "pin": {"optimizer state": "offload"}}
+    right = stowax.plan(step, *args, progress=False, **options)
+    assert right.host_bytes > 0
+    monkeypatch.setattr(_trial, "read_program", wrong)
+    kept = stowax.plan(step, *args, progress=False, **options)
+    assert (kept.fits, kept.host_bytes) == (True, 0)
+    assert any("from or to other places" in note for note in kept.notes)

@@ -205,12 +205,17 @@ def compile_by_hand(
     return jitted.lower(*specs).compile(dict(options or {}))
 
 
-def compile_planned(plan: Any, work: Workload) -> tuple[Any, Any]:
-    """A planned step, and the specs of its arguments in the planned memory."""
+def compile_planned(
+    plan: Any, work: Workload, options: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """A planned step, and the specs of its arguments in the planned memory.
+
+    `options` are added to the plan's own.
+    """
     specs = plan.specs(*work.specs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return plan.apply(work.step).lower(*specs).compile(), specs
+        return plan.apply(work.step).lower(*specs).compile(dict(options)), specs
 
 
 def compiled_figures(compiled: Any, row: Row) -> None:
@@ -309,13 +314,19 @@ def _profiling(folder: str) -> Any:
             jax.profiler.stop_trace()
 
 
-def run_plan(plan: Any, work: Workload, steps: int, row: Row) -> None:
+def run_plan(
+    plan: Any,
+    work: Workload,
+    steps: int,
+    row: Row,
+    options: Mapping[str, Any] | None = None,
+) -> None:
     """Everything about one plan but the gate, into `row`."""
     row |= plan_figures(plan)
     if not plan.fits:
         row["smallest_budget"] = plan.smallest_budget
         return
-    compiled, specs = compile_planned(plan, work)
+    compiled, specs = compile_planned(plan, work, options or {})
     compiled_figures(compiled, row)
     run_and_measure(compiled, work, specs, steps, row)
 

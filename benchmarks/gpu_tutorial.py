@@ -40,7 +40,16 @@ from benchmarks.models import adam_tutorial
 from stowax._survey._options import plan_options
 
 PART = "tutorial"
-WAYS = ("on the device", "by hand", "stowax")
+WITHOUT_GRAPHS = ", without CUDA graphs"
+WAYS = (
+    "on the device",
+    "by hand",
+    "stowax",
+    "by hand" + WITHOUT_GRAPHS,
+    "stowax" + WITHOUT_GRAPHS,
+)
+"""XLA runs loops as CUDA graphs, one operation after the other: no copy overlaps."""
+NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
 STEPS, TINY_STEPS = 25, 4
 Made = tuple[Workload, Workload, Any]
 
@@ -178,12 +187,14 @@ def work(example: str, way: str, context: Context, row: Row) -> None:
     """One way to run one example."""
     mine, by_hand, there = EXAMPLES[example](context.tiny)
     steps = TINY_STEPS if context.tiny else STEPS
-    if way == "stowax":
+    told = way.endswith(WITHOUT_GRAPHS) and stowax.target().platform == "gpu"
+    graphs = NO_GRAPHS if told else {}
+    if way.startswith("stowax"):
         plan = plan_of(context, f"{PART} {example}", mine)
-        run_plan(plan, mine, steps, row)
+        run_plan(plan, mine, steps, row, graphs)
         return
-    if way == "by hand":
-        options = plan_options(stowax.target(), True)
+    if way.startswith("by hand"):
+        options = plan_options(stowax.target(), True) | graphs
         compiled = compile_by_hand(by_hand, there, options)
         compiled_figures(compiled, row)
         run_and_measure(compiled, by_hand, there, steps, row)
@@ -198,7 +209,7 @@ def work(example: str, way: str, context: Context, row: Row) -> None:
 
 
 def cells() -> list[Cell]:
-    """Three ways to run each of the three examples."""
+    """The ways to run each of the three examples."""
     return [
         Cell(
             part=PART,

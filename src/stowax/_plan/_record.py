@@ -16,6 +16,7 @@ from .._search._describe import (
     host_notes,
     in_the_way,
     notes,
+    overlap_notes,
     stack_records,
 )
 from .._search._finish import fast_memory_notes
@@ -136,6 +137,7 @@ def _figures(found: Found) -> dict[str, Any]:
             ),
             *(fast_memory_notes(search, best) if fits else ()),
             *(link_notes(search, best.decisions) if fits else ()),
+            *(overlap_notes(survey, measured.inspection) if fits else ()),
         ),
         "solving_seconds": search.solving_seconds,
         "in_the_way": () if fits else in_the_way(survey),

@@ -20,10 +20,13 @@ from .._records._stages import (
 )
 from .._state._state import NAME as STATE
 from .._survey._survey import Survey
-from .._units import format_bytes
+from .._units import format_bytes, format_seconds
 from .._update._blocks import BlockSize
 from ._forecast import Forecast
 from ._reasons import reason_of
+
+_SEEN = 0.01
+"""Part of a step from which hidden copies are worth a word."""
 
 
 def decision_records(
@@ -270,6 +273,24 @@ def host_notes(
             f"{moved} places: stowax inspect says where"
         )
     return tuple(found)
+
+
+def overlap_notes(survey: Survey, inspection: Any | None) -> tuple[str, ...]:
+    """What is not yet seen of a GPU's simulated seconds (docs/results/gpu.md)."""
+    if inspection is None or survey.target.platform != "gpu":
+        return ()
+    if not any(copy.trips > 1 for copy in inspection.transfers):
+        return ()
+    timeline = inspection.timeline
+    crossing = timeline.device_to_host_seconds + timeline.host_to_device_seconds
+    hidden = crossing - timeline.exposed_seconds
+    if hidden < _SEEN * timeline.step_seconds:
+        return ()
+    return (
+        "seconds are simulated with copies in loops beside the computing. On an H200 "
+        "with JAX 0.11.2 they came one after the other, as XLA runs loops as CUDA "
+        f"graphs: up to {format_seconds(hidden)} a step more",
+    )
 
 
 def unplanned_seconds(survey: Survey, problem: Problem) -> float:

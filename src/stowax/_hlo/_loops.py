@@ -119,18 +119,16 @@ def body_and_condition(functions: Functions, loop: Any) -> tuple[Function, Funct
 
 
 def following(functions: Functions, body: Function, before: Element) -> Element:
-    """The loop's scalars after one more trip, worked out when asked for."""
-    memory: dict[int, int | None] = {}
-
-    def element(index: int) -> int | None:
-        if index not in memory:
-            memory[index] = None
-            if body.root.opcode == "tuple":
-                item = body.operands(body.root)[index]
-                memory[index] = scalar(functions, body, item, before, None)
-        return memory[index]
-
-    return element
+    """The loop's scalars after one more trip."""
+    if body.root.opcode != "tuple":
+        return lambda index: None
+    # At once: what is asked for at the last trip alone would ask all trips before.
+    known = {
+        index: scalar(functions, body, item, before, None)
+        for index, item in enumerate(body.operands(body.root))
+        if not item.shape.dimensions and not item.shape.tuple_shapes
+    }
+    return known.get
 
 
 def scalar(

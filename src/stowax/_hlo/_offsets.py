@@ -38,6 +38,8 @@ _COPIES = {
     "get-tuple-element",
 }
 """What a fusion is made of that is a copy; others are kernels, which read indices."""
+_MOST_CHAINS = 64
+"""Ways to one slice; who has more is not looked at to the end, and counts as wrong."""
 _READ = {"loop_index", "byte_offset", "byte_stride", "linear"}
 
 Caller = tuple[Function, Any]
@@ -53,10 +55,7 @@ def misplaced(functions: Functions) -> Iterator[Any]:
         if item.opcode in _SLICES
         and (told := config(item).get(_CONFIG)) is not None
         and _is_copy(function, callers)
-        and not all(
-            _agrees(functions, chain, function, item, told)
-            for chain in _chains(function, callers)
-        )
+        and not _agrees_everywhere(functions, callers, function, item, told)
     )
 
 
@@ -64,6 +63,8 @@ def _callers(functions: Functions) -> Mapping[int, list[Caller]]:
     found: dict[int, list[Caller]] = {}
     for function in functions.values():
         for item in function.message.instructions:
+            if item.opcode in ("async-update", "async-done"):
+                continue  # of what `async-start` calls
             for identifier in item.called_computation_ids:
                 found.setdefault(identifier, []).append((function, item))
     return found
@@ -103,6 +104,21 @@ def _chains(
     for caller in above:
         for rest in _chains(caller[0], callers):
             yield [caller, *rest]
+
+
+def _agrees_everywhere(
+    functions: Functions,
+    callers: Mapping[int, list[Caller]],
+    function: Function,
+    item: Any,
+    told: Mapping[str, Any],
+) -> bool:
+    for number, chain in enumerate(_chains(function, callers)):
+        if number == _MOST_CHAINS:
+            return False
+        if not _agrees(functions, chain, function, item, told):
+            return False
+    return True
 
 
 def _agrees(
@@ -191,6 +207,8 @@ def _values(
         known, _ = _values(functions, chain[1:], at - 1, element)
         body, _ = body_and_condition(functions, caller)
         return invariant(body, initial(functions, function, caller, known)), None
+    if caller.opcode == "conditional":  # which branch has which operand
+        return _nothing, [None]
     known, arguments = _values(functions, chain[1:], at - 1, element)
     return _nothing, [
         scalar(functions, function, operand, known, arguments)

@@ -223,7 +223,8 @@ def _tutorial(cells: Cells) -> str:
         "wall, one after the other; waiting and rates are from the profiler's trace, a "
         "rate being the bytes of a step over the seconds in which that way is busy. "
         "Losses are held against those with the state on the device, step by step: "
-        "four times what one rounding in the arguments does to them is allowed.\n\n"
+        "four times what one rounding in the arguments does to them is allowed. Where "
+        "they stop being numbers, all ways alike, only those before are compared.\n\n"
         + _record.table(head, rows)
     )
 

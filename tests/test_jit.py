@@ -83,7 +83,6 @@ def test_what_a_step_is_given_stays_where_nothing_says_that_it_is_donated():
     np.testing.assert_array_equal(first[-1], again[-1])
 
 
-@pytest.mark.slow
 def test_what_jit_donates_is_donated_by_a_step_that_stays_as_it_is():
     """Its memory, and its time to dispatch, are those of `jax.jit`'s function."""
     for step in (
@@ -99,6 +98,7 @@ def test_what_jit_donates_is_donated_by_a_step_that_stays_as_it_is():
         )
 
 
+@pytest.mark.slow
 def test_what_was_donated_is_told_apart(capsys):
     """Only where nothing fits without: a line says so, and so does an error."""
     pin = {"optimizer state": "offload"}

@@ -63,10 +63,10 @@ def test_what_an_index_is_computed_with_is_not_forgotten():
     [
         lambda i, _: i,
         lambda i, _: BLOCKS - 1 - i,
-        lambda i, _: jnp.maximum(i - 1, 0),
-        lambda i, before: jnp.maximum(i - 1, before * 0),
+        lambda i, _: i + 1,
+        lambda i, _: jnp.abs(i - BLOCKS + 1),
     ],
-    ids=["counter", "backwards", "not a line", "both"],
+    ids=["counter", "backwards", "past the end", "computed"],
 )
 def test_what_is_where_the_program_has_it_is_no_hazard(index_of):
     assert misplaced(index_of) == []

@@ -19,10 +19,10 @@ class Kind(NamedTuple):
 KINDS: Mapping[str, Kind] = {
     "misplaced-copy": Kind(
         "The compiler copies a slice in a loop from or to another place.",
-        "Do not train with this program: its numbers are wrong. Index the slice with "
-        "the loop's own counter, or with a number that depends on data; a GPU's "
-        "compiler is wrong about numbers that one trip hands on to the next "
-        "(openxla/xla 39302).",
+        "Do not train with this program: its numbers are wrong. Compute the index "
+        "with a number that the compiler cannot know, such as a zero made of data; it "
+        "then looks where the index says. A GPU's compiler is wrong about numbers that "
+        "one trip hands on to the next, jaxlib 0.10 about all that is computed.",
     ),
     "host-compute": Kind(
         "Arithmetic runs on the host's processor instead of the device.",

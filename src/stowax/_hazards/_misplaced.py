@@ -12,6 +12,7 @@ def misplaced_copies(context: Context) -> Iterator[Hazard]:
         yield hazard(
             "misplaced-copy",
             where(item),
-            "the compiler has noted another beginning for it than the program says",
+            "the compiler's note of where it begins is not, or cannot be seen to be, "
+            "what the program says",
             instruction=item.name,
         )

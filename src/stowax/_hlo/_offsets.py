@@ -4,10 +4,10 @@ Where XLA's GPU compiler believes that a slice in a loop moves by as many bytes 
 trip, it makes a plain copy of it, and writes down where the copy begins and how far it
 moves (`dynamic_slice_config`). It may be wrong: of a number that one trip hands on to
 the next it believes that it grows as the loop's counter does, whatever it starts with
-(openxla/xla 39302), and in jaxlib 0.10 it forgets what an index is multiplied with
-before it comes to the copy. Then the copy goes to another place, and a step trains on
-wrong numbers: on an H200 with jaxlib 0.11.2 every plan did whose state streamed in
-blocks.
+(openxla/xla 39302 mends a case of it), and in jaxlib 0.10, perhaps in 0.11.0 as well
+(46231), it forgets what an index is computed with before it comes to the copy. Then the
+copy goes to another place, and a step trains on wrong numbers: on an H200 with jaxlib
+0.11.2 every plan did whose state streamed in blocks.
 
 So the loop's integers are run here as they are written in the program, and every trip's
 place is compared with the compiler's. What cannot be worked out counts as wrong.
@@ -18,26 +18,20 @@ import importlib.metadata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ._costs import Function, Functions, bits_of, config
+from ._costs import Function, Functions, bits_of, config, shape_bytes
 from ._loops import (
-    Element,
+    MOST_TRIPS,
     body_and_condition,
     following,
     initial,
     invariant,
-    scalar,
     trip_count,
 )
+from ._scalars import Element, scalar
 
 _CONFIG = "dynamic_slice_config"
 _SLICES = {"dynamic-slice": 1, "dynamic-update-slice": 2}
 """Opcodes, and which operand is the first index."""
-_COPIES = {
-    *_SLICES,
-    *("parameter", "constant", "bitcast", "copy", "reshape", "tuple"),
-    "get-tuple-element",
-}
-"""What a fusion is made of that is a copy; others are kernels, which read indices."""
 _MOST_CHAINS = 64
 """Ways to one slice; who has more is not looked at to the end, and counts as wrong."""
 _READ = {"loop_index", "byte_offset", "byte_stride", "linear"}
@@ -71,14 +65,16 @@ def _callers(functions: Functions) -> Mapping[int, list[Caller]]:
 
 
 def _is_copy(function: Function, callers: Mapping[int, list[Caller]]) -> bool:
-    """Whether a computation is made into a copy, and not into a kernel."""
-    for _, item in callers.get(function.message.id, []):
-        if item.opcode == "fusion" and item.fusion_kind == "kCustom":
-            return True
-    return _copies_by_itself() and all(
-        item.opcode in _COPIES or not item.shape.dimensions
-        for item in function.message.instructions
-    )
+    """Whether a computation is made into a copy, and not into a kernel.
+
+    Kernels read indices where they run. Since jaxlib 0.11 every fusion that becomes a
+    copy is started asynchronously; others are marked for it.
+    """
+    above = callers.get(function.message.id, [])
+    if any(i.opcode == "fusion" and i.fusion_kind == "kCustom" for _, i in above):
+        return True
+    starts = (c for outer, _ in above for c in callers.get(outer.message.id, []))
+    return _copies_by_itself() and any(s.opcode == "async-start" for _, s in starts)
 
 
 @functools.cache
@@ -136,7 +132,10 @@ def _agrees(
     loops = [k for k, (_, caller) in enumerate(chain) if caller.opcode == "while"]
     wanted = int(told.get("loop_index", 0))
     place = lambda at, known: _place(functions, chain, at, known, function, item)
-    if not stride and place(len(chain), _nothing) == begin:
+    # What runs begins no later than the last slice, and no earlier than the first.
+    last = _last_place(function, item)
+    runs = lambda trip: min(max(begin + trip * stride, 0), last)
+    if not stride and place(len(chain), _nothing) == runs(0):
         return True
     if wanted >= len(loops):
         return False
@@ -148,11 +147,18 @@ def _agrees(
         return False
     body, _ = body_and_condition(functions, loop)
     element = initial(functions, parent, loop, outside)
-    for trip in range(trips):
-        if place(at, element) != begin + trip * stride:
+    for trip in range(min(trips, MOST_TRIPS)):
+        if place(at, element) != runs(trip):
             return False
         element = following(functions, body, element)
     return True
+
+
+def _last_place(function: Function, item: Any) -> int:
+    """The largest place, in bytes, at which the slice is within its array."""
+    whole, *rest = function.operands(item)
+    piece = item.shape if _SLICES[item.opcode] == 1 else rest[0].shape
+    return shape_bytes(whole.shape) - shape_bytes(piece)
 
 
 def _outside(functions: Functions, chain: list[Caller]) -> Element:
@@ -210,8 +216,9 @@ def _values(
     if caller.opcode == "conditional":  # which branch has which operand
         return _nothing, [None]
     known, arguments = _values(functions, chain[1:], at - 1, element)
+    memory: dict[int, int | None] = {}
     return _nothing, [
-        scalar(functions, function, operand, known, arguments)
+        scalar(functions, function, operand, known, arguments, memory)
         for operand in function.operands(caller)
     ]
 

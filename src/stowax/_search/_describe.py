@@ -267,6 +267,13 @@ def host_notes(
         )
     hazards = inspection.hazards if inspection else ()
     moved = sum(hazard.kind == "host-compute" for hazard in hazards)
+    if wrong := sum(hazard.kind == "misplaced-copy" for hazard in hazards):
+        found.insert(
+            0,
+            f"the compiler copies {wrong} slices of the step's own from or to other "
+            "places than it says, planned or not: numbers are wrong. stowax inspect "
+            "says where",
+        )
     if moved:
         found.append(
             f"the compiler moved arithmetic onto the host's processor, unasked, in "

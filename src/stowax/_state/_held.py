@@ -8,6 +8,7 @@ it was. So the step is called again with copies, and the view keeps what it saw.
 """
 
 import functools
+import types
 from collections.abc import Collection
 from typing import Any
 
@@ -44,14 +45,35 @@ class HeldStep:
         )
         return self._jitted(*own, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        # `lower`, `trace` and what else `jax.jit`'s functions have.
-        return getattr(self.__dict__["_jitted"], name)
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        # As a function that is an attribute of a class.
+        return self if instance is None else types.MethodType(self, instance)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit(step).trace`."""
+        return self._jitted.trace(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit(step).lower`; what is compiled of it copies nothing."""
+        return self._jitted.lower(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit(step).eval_shape`."""
+        return self._jitted.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """As `jax.jit(step).clear_cache`."""
+        self._jitted.clear_cache()
 
 
 def copied(leaf: Any) -> Any:
-    """A copy of an array in host memory, in its place; others are returned as is."""
+    """A copy of an array in host memory, in its place; others are returned as is.
+
+    So are random keys, of which NumPy has no view.
+    """
     if not isinstance(leaf, jax.Array) or leaf.sharding.memory_kind != _HOST:
+        return leaf
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended):
         return leaf
     parts = [
         jax.device_put(np.array(shard.data), _place_of(shard.data))

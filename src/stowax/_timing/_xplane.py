@@ -234,27 +234,24 @@ def _turns(events: list[Event], roles: Roles) -> list[list[Event]]:
     """The events of each run: it begins with what was launched first.
 
     An instruction outside of loops is launched once per run, or a fixed number of
-    times, as several kernels. So is a CUDA graph outside of loops, under the name of a
-    command buffer; all that it runs is one launch. So what is launched most rarely
-    counts the runs, and what comes first of all that is launched in equal numbers in
-    all of them begins them.
+    times, as several kernels. So the rarest one counts the runs. What a CUDA graph runs
+    is one launch, under the name of a command buffer, and may be a branch's: graphs
+    count runs only where there is nothing else. What comes first of all that is
+    launched in equal numbers in all runs begins them.
     """
     seen: dict[str, list[int]] = {}
-    launched: set[tuple[str, Any]] = set()
+    graphs: dict[str, dict[Any, int]] = {}
     for place, event in enumerate(events):
-        name = event.name
-        if name.startswith(_GRAPH):
-            launch = name, event.stats.get("correlation_id")
-            if launch in launched:
-                continue
-            launched.add(launch)
-        elif name not in roles.entry or roles.is_loop(name):
-            continue
-        seen.setdefault(name, []).append(place)
-    if not seen:
+        if event.name.startswith(_GRAPH):
+            launch = event.stats.get("correlation_id", place)
+            graphs.setdefault(event.name, {}).setdefault(launch, place)
+        elif event.name in roles.entry and not roles.is_loop(event.name):
+            seen.setdefault(event.name, []).append(place)
+    launched = [[*launches.values()] for launches in graphs.values()]
+    if not (counting := [*seen.values()] or launched):
         return [events] if events else []
-    count = min(len(places) for places in seen.values())
-    regular = [places for places in seen.values() if len(places) % count == 0]
+    count = min(map(len, counting))
+    regular = [p for p in (*seen.values(), *launched) if len(p) % count == 0]
     first = min(regular, key=lambda places: places[0])
     begins = first[:: len(first) // count]
     ends = [*begins[1:], len(events)]

@@ -1,5 +1,7 @@
 """What somebody else looks at is copied before a step overwrites it in host memory."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +83,18 @@ def test_other_errors_are_the_steps_own():
     with pytest.raises(ValueError, match="shapes do not agree"):
         HeldStep(inner, (0,))(held)
     assert inner.calls == 1
+
+
+def test_it_is_copied_and_bound_as_a_function():
+    step = HeldStep(Refusing(None, None), ())
+
+    class Trainer:
+        train = step
+
+    trainer = Trainer()
+    assert copy.deepcopy(step)(1) == step(1)
+    assert trainer.train(1) == ((trainer, 1), {})
+    assert isinstance(step, jax.stages.Wrapped)
 
 
 def test_it_is_lowered_as_what_it_wraps():

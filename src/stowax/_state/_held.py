@@ -45,6 +45,12 @@ class HeldStep:
         )
         return self._jitted(*own, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        # What else `jax.jit`'s functions have; copies ask before there is one.
+        if name.startswith("__") or name == "_jitted":
+            raise AttributeError(name)
+        return getattr(self._jitted, name)
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         # As a function that is an attribute of a class.
         return self if instance is None else types.MethodType(self, instance)

@@ -74,7 +74,12 @@ def mesh_over(devices):
     ("budget", "pin", "offloaded"),
     [
         ("1MiB", EVERYTHING, {"parameter", "optimizer state"}),
-        ("2MiB", {"layer input*": "offload", "*tanh*": "recompute"}, {"activation"}),
+        pytest.param(
+            "2MiB",
+            {"layer input*": "offload", "*tanh*": "recompute"},
+            {"activation"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_step_over_explicit_axes_is_planned(budget, pin, offloaded, usual_promotion):

@@ -192,6 +192,7 @@ def test_what_equinox_jits_is_inspected():
     assert donating.memory.device.alias >= WIDTH * WIDTH * 4
 
 
+@pytest.mark.slow
 def test_a_linen_train_state():
     class Net(nn.Module):
         @nn.compact

@@ -195,6 +195,7 @@ def test_state_on_the_host_where_the_step_is_a_part_of_something_else(hosted):
     assert shapes[-1].shape == ()
 
 
+@pytest.mark.slow
 def test_the_same_arrays_twice_later_on(usual_promotion):
     """A target network is made the online one again in the middle of training."""
 

@@ -267,7 +267,9 @@ def test_the_record_is_json():
     assert device["peak_bytes"] == found.memory_timeline.device.peak_bytes
 
 
-@pytest.mark.parametrize("target", ["v5p-8", "h200"])
+@pytest.mark.parametrize(
+    "target", [pytest.param("v5p-8", marks=pytest.mark.slow), "h200"]
+)
 def test_the_ledger_says_whom_a_copy_serves_and_what_it_costs(target):
     found, link = inspected("planned", target), stowax.target(target).link
     (check,) = found.copies

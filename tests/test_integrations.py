@@ -72,6 +72,7 @@ def nnx_step(loss, differentiate):
     return step, (state, batch())
 
 
+@pytest.mark.slow
 def test_nnx_statistics_and_counts_change_in_the_call():
     @stow
     def loss(model, x):

@@ -53,8 +53,6 @@ _LESS_OPTIMIZED = (
 )
 _LESS_TUNED = "--xla_gpu_autotune_level=0"
 _PROCESS = (sys.executable, *COMMAND.split()[1:], "--work")
-
-
 _ON_ONE_DEVICE = ("none", "one device")
 
 
@@ -87,7 +85,9 @@ def run_one(seed: int, targets: str = "", budgets: int = 2) -> dict[str, Any]:
     if targets == ATTACHED:
         import jax
 
-        here = {"cuda": "gpu"}.get(jax.devices()[0].platform, jax.devices()[0].platform)
+        from stowax._target._target import platform_name
+
+        here = platform_name(jax.devices()[0])
         wishes = dataclasses.replace(wishes, target=here)
     elif targets and targets != PLAIN:
         from benchmarks.differential_compile import judge_compiled
@@ -200,7 +200,6 @@ def campaign(
     for seed in seeds:
         todo.put(seed)
     end = time.monotonic() + 60 * minutes
-
     less = _LESS_TUNED if ATTACHED in more else _LESS_OPTIMIZED
 
     def run(number: int) -> None:
@@ -317,7 +316,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--compile", default="", help="targets that are not there")
     parser.add_argument("--budgets", type=int, default=2)
     parser.add_argument(
-        "--attached", action="store_const", dest="compile", const=ATTACHED
+        "--attached",
+        action="store_const",
+        dest="compile",
+        const=ATTACHED,
+        help="run them on JAX's first device, planned for it",
     )
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -43,6 +43,7 @@ def text(data: dict[str, Any]) -> str:
         _hazards(cells),
         _tutorial(cells),
         _measured(cells),
+        _noted(cells),
         _gate(cells),
         _llama(cells),
         _failed(cells),
@@ -349,6 +350,11 @@ def _llama(cells: Cells) -> str:
         "which one does. Losses beside those of the step as it is written.\n\n"
         + _record.table(head, rows)
     )
+
+
+def _noted(cells: Cells) -> str:
+    found = [f"- {key}: {row['note']}." for key, row in cells.items() if "note" in row]
+    return "\n".join(found) + "\n" if found else ""
 
 
 def _failed(cells: Cells) -> str:

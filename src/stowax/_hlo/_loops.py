@@ -6,7 +6,8 @@ count down (`known_trip_count`); TPU compilers leave only the loop: a counter wi
 start, a comparison and a step. This module runs that little integer program, and
 nothing else of the loop, until the comparison fails.
 
-`_program` is the only caller. A count that depends on data is `None`, never a guess.
+`_reader` counts with it, `_offsets` goes through the trips. A count that depends on
+data is `None`, never a guess.
 """
 
 from typing import Any

@@ -1,8 +1,9 @@
 """A step that plans itself when it is called with arguments of a new kind.
 
 What is called again with arrays of the same types costs what `jax.jit`'s function
-costs, because it is one. A call that is not like the planned ones is noticed when JAX
-traces it (`PlanMismatchError`), and goes the slow way, which plans it.
+costs, because it is one (or `_state._held` around it). A call that is not like the
+planned ones is noticed when JAX traces it (`PlanMismatchError`), and goes the slow way,
+which plans it.
 """
 
 import contextlib

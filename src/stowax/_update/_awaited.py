@@ -16,17 +16,17 @@ from .._layers._host_layers import can_order, not_positive
 
 
 def in_turn(
-    at: Sequence[Any], block: Any, fetched: Any, index: Any
+    at: Sequence[Any], block: Any, fetched: Any, zero: Any
 ) -> tuple[Sequence[Any], Any]:
     """Where and what to write, both the same, once `fetched` is there.
 
     Under a mesh no device has an element of `fetched` by itself: it would be sent to
     all of them, for every block. There each device's part of `block` waits for its part
-    of `fetched`. The predicate is never true; the compiler cannot know.
+    of `fetched`. The predicate, on `zero`, is never true; the compiler cannot know.
     """
     if _jax.aval_of(fetched).sharding.mesh.size <= 1:
         return after_all(at, [fetched]), block
-    never = jax.lax.broadcast(index < 0, block.shape)
+    never = jax.lax.broadcast(zero < 0, block.shape)
     return at, jax.lax.select(never, fetched, block)
 
 

@@ -10,7 +10,8 @@ from .._errors import ArgumentError
 from .._plan import _asked
 from .._plan._plan import Plan
 from .._target._machine import Target
-from ._planned import Planned, Wishes, given_plan
+from ._planned import Planned
+from ._wishes import Wishes, given_plan
 
 
 def jit(

@@ -2,19 +2,26 @@
 
 What is called again with arrays of the same types costs what `jax.jit`'s function
 costs, because it is one (or `_state._held` around it). A call that is not like the
-planned ones is noticed when JAX traces it (`PlanMismatchError`), and goes the slow way,
-which plans it.
+planned ones (other types, other settings of JAX's, caches that were cleared) is one
+that JAX has to trace. It may not, unless it is told to (`_when_told`); so such a call
+goes the slow way, which plans it.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import json
-import os
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any
 
 import jax
 
@@ -32,48 +39,14 @@ from .._plan import _asked
 from .._plan._effect import put_into_effect, why_it_does_not_fit
 from .._plan._finding import Asked
 from .._plan._key import plan_key, step_key
-from .._plan._plan import Plan, load_plan
+from .._plan._plan import Plan
 from .._plan._planning import asked_for, found_for
 from .._state._places import check_alive
-from .._target._machine import Target
 from ._ahead import Ahead, with_static
 from ._kept import Kept
 from ._placing import Placing, apart, is_about_donation, on_device, on_one_mesh
 from ._processes import agreed
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What `stowax.jit` was asked: the arguments of `stowax.plan` by these names."""
-
-    budget: int | str | None = None
-    host_budget: int | str | None = None
-    target: str | Target | None = None
-    pin: Mapping[str, str] | None = None
-    forbid: Collection[str] = ()
-    keep_checkpoint: bool = False
-    roll: bool = True
-    compiler_options: Mapping[str, Any] | None = None
-    compiles: int | None = None
-    cache: str | os.PathLike[str] | Literal[False] | None = None
-    progress: _asked.Progress = None
-
-
-def wished(wishes: Mapping[str, Any]) -> Wishes:
-    """The wishes of these names.
-
-    **Raises:** `ArgumentError` for a name that is none.
-    """
-    names = [field.name for field in dataclasses.fields(Wishes)]
-    for name, value in wishes.items():
-        if name not in names:
-            raise ArgumentError(name, f"{value!r:.60}", f"Write one of {names}.")
-    return Wishes(**wishes)
-
-
-def given_plan(plan: Plan | str | os.PathLike[str] | None) -> Plan | None:
-    """A plan, or that of a file."""
-    return plan if plan is None or isinstance(plan, Plan) else load_plan(plan)
+from ._wishes import Wishes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +106,10 @@ class Planned(KnownStep):
 
         **Raises:** what `stowax.plan` raises, and the step itself; `MisfitError`.
         """
-        if _jax.is_tracing() or _jax.jit_is_off():
+        if _jax.is_tracing():
             return self._within(args, kwargs)
-        # Under other settings of JAX's the same arguments are another program.
         fast = None if kwargs else self._fast  # which knows no names
-        if fast is not None and self._context == _jax.trace_context():
+        if fast is not None:
             try:
                 return fast(*args)
             except PlanMismatchError:
@@ -145,9 +117,13 @@ class Planned(KnownStep):
             except (RuntimeError, ValueError) as error:
                 if not is_about_donation(error):
                     raise
+        if _jax.jit_is_off():
+            return self._within(args, kwargs)
         with together():
             taken, ready = self._for(args, kwargs)
-            return ready.give(ready.run(*ready.arrays(taken)))
+            with _telling():
+                out = ready.run(*ready.arrays(taken))
+            return ready.give(out)
 
     def kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
         """The same for calls that are planned alike."""
@@ -194,7 +170,8 @@ class Planned(KnownStep):
         """What the program is traced or lowered to, called as the step is."""
         with together():
             taken, ready = self._for(args, kwargs)
-            stage = getattr(ready.run, what)(*ready.specs(taken))
+            with _telling():
+                stage = getattr(ready.run, what)(*ready.specs(taken))
         if ready.direct and not kwargs:
             return stage
 
@@ -247,7 +224,7 @@ class Planned(KnownStep):
         except NothingToPlanError as nothing:
             self._say()(f"{nothing} It runs as jax.jit would run it.")
             donated = tuple(sorted(taken.donated or ()))
-            run = jax.jit(flat, donate_argnums=donated)
+            run = jax.jit(_when_told(flat), donate_argnums=donated)
             give = getattr(flat, "give", _as_it_is)
             return _Ready(plan=None, run=run, give=give, placing=None, direct=direct)
 
@@ -266,7 +243,10 @@ class Planned(KnownStep):
             kept = self._kept.read(key)
             if kept is not None:
                 # The step may differ in what its key does not say: that shows here.
-                with contextlib.suppress(PlanMismatchError, MisfitError):
+                with (
+                    contextlib.suppress(PlanMismatchError, MisfitError),
+                    _telling(),
+                ):
                     made = ready(kept, _step_under(kept, asked))
                     made.run.trace(*made.specs(taken))
                     tried[id(kept)] = made
@@ -324,6 +304,31 @@ class Planned(KnownStep):
         return _asked.sayer(self._wishes.progress, time.perf_counter() - 1e9)
 
 
+_told = contextvars.ContextVar("stowax_told", default=False)
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    """What JAX has to trace it may."""
+    token = _told.set(True)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+def _when_told(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun`, which is traced only where that was foreseen."""
+
+    @functools.wraps(fun)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if not _told.get():
+            raise PlanMismatchError("step: arguments of another kind. Plan them first.")
+        return fun(*args, **kwargs)
+
+    return guarded
+
+
 def _under(taken: Taken, direct: bool, flat: Any, plan: Plan, step: Any) -> _Ready:
     """The program under a plan; `step` is `flat`, or what was recorded of it.
 
@@ -333,7 +338,7 @@ def _under(taken: Taken, direct: bool, flat: Any, plan: Plan, step: Any) -> _Rea
         raise MisfitError(why_it_does_not_fit(plan))
     return _Ready(
         plan=plan,
-        run=put_into_effect(plan, step),
+        run=put_into_effect(plan, step, _when_told),
         give=getattr(flat, "give", _as_it_is),
         placing=Placing.of(plan, taken.arrays),
         direct=direct,

@@ -22,7 +22,8 @@ from .._errors import ArgumentError, MisfitError, StepError
 from .._mark import current, noticing
 from .._plan._plan import Plan
 from . import _equinox
-from ._planned import Planned, Wishes, given_plan, wished
+from ._planned import Planned
+from ._wishes import Wishes, given_plan, wished
 
 _JAXS_OWN = ("jax.", "jaxlib.", "stowax.")
 

@@ -15,11 +15,16 @@ from .._units import format_bytes, format_room
 from .._update._blocks import BlockSize
 
 
-def put_into_effect(plan: PlanRecord, step: Callable[..., Any]) -> Any:
+def put_into_effect(
+    plan: PlanRecord,
+    step: Callable[..., Any],
+    within: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+) -> Any:
     """`jax.jit(step)` under the plan, for a step that takes and returns arrays.
 
     A plan that was made for a machine that was not there is in full effect on that
-    machine, and may be called on another one to check its numbers.
+    machine, and may be called on another one to check its numbers. What `jax.jit`
+    traces is `within` of what would be.
 
     **Raises:** `PlanMismatchError` for a plan made on another kind of attached device.
     """
@@ -47,6 +52,7 @@ def put_into_effect(plan: PlanRecord, step: Callable[..., Any]) -> Any:
         donate=plan.donate_argnums,
         compiler_options=None if elsewhere else plan.compiler_options,
         arguments=plan.arguments,
+        within=within,
     )
     # For `stowax.inspect`, which tells what of this is in the compiled program.
     jitted.stowax_plan = plan

@@ -69,23 +69,28 @@ def apply_decisions(
     label: bool = False,
     arguments: Sequence[ArgumentRecord] | None = None,
     linearized: Linearized | None = None,
+    within: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Any:
     """`jax.jit(step)` under the given decisions; `None` for none at all.
 
     **Arguments:** a `step` that is recorded is not run again. `arguments` are those
     that the decisions were made for; `None` leaves them unchecked. `donate` has to name
     every argument with state in host memory. `linearized` has bodies that were split
-    before (see `linearizer`).
+    before (see `linearizer`). What `jax.jit` traces is `within` of what would be.
 
     **Raises:** while tracing, `PlanMismatchError` if the step is not the one that the
     decisions were made for.
     """
     written = None if isinstance(step, Recording) else step
-    jit = functools.partial(
-        jax.jit,
-        donate_argnums=donate,
-        compiler_options=dict(compiler_options) if compiler_options else None,
-    )
+
+    def jit(fun: Callable[..., Any], **more: Any) -> Any:
+        return jax.jit(
+            fun if within is None else within(fun),
+            donate_argnums=donate,
+            compiler_options=dict(compiler_options) if compiler_options else None,
+            **more,
+        )
+
     if plan is None:
         assert written is not None, "a recording is of no use where nothing is planned"
         return jit(_checking(written, arguments, None))

@@ -1,0 +1,45 @@
+"""What `stowax.jit`, `stowax.planning` and `stowax run` are asked for."""
+
+import dataclasses
+import os
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from .._errors import ArgumentError
+from .._plan import _asked
+from .._plan._plan import Plan, load_plan
+from .._target._machine import Target
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What `stowax.jit` was asked: the arguments of `stowax.plan` by these names."""
+
+    budget: int | str | None = None
+    host_budget: int | str | None = None
+    target: str | Target | None = None
+    pin: Mapping[str, str] | None = None
+    forbid: Collection[str] = ()
+    keep_checkpoint: bool = False
+    roll: bool = True
+    compiler_options: Mapping[str, Any] | None = None
+    compiles: int | None = None
+    cache: str | os.PathLike[str] | Literal[False] | None = None
+    progress: _asked.Progress = None
+
+
+def wished(wishes: Mapping[str, Any]) -> Wishes:
+    """The wishes of these names.
+
+    **Raises:** `ArgumentError` for a name that is none.
+    """
+    names = [field.name for field in dataclasses.fields(Wishes)]
+    for name, value in wishes.items():
+        if name not in names:
+            raise ArgumentError(name, f"{value!r:.60}", f"Write one of {names}.")
+    return Wishes(**wishes)
+
+
+def given_plan(plan: Plan | str | os.PathLike[str] | None) -> Plan | None:
+    """A plan, or that of a file."""
+    return plan if plan is None or isinstance(plan, Plan) else load_plan(plan)

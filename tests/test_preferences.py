@@ -50,6 +50,14 @@ def test_a_folder_is_no_part_of_a_plain_file_name():
     assert preferences.allow(value()) == ALL
 
 
+def test_brackets_are_a_part_of_a_name():
+    """`args[0]*` is about the first argument, not about names with a 0 in them."""
+    preferences = Preferences(pin={"args[0]['m']*": "keep"}, forbid=["offload:w[1]*"])
+    assert preferences.allow(value("args[0]['m']['w']")) == {"keep"}
+    assert preferences.allow(value("args0'")) == ALL
+    assert preferences.allow(value("w[1].kernel")) == {"keep", "recompute"}
+
+
 def test_later_pins_win():
     preferences = Preferences(pin={"*": "keep", "*attention*": "recompute"})
     assert preferences.allow(value()) == {"recompute"}
@@ -185,8 +193,11 @@ def test_what_is_pinned_and_not_read_is_what_the_backward_pass_starts_from():
 
 def test_it_starts_there_only_if_the_pin_means_nothing_else():
     body = chain(needed=(2, 3))
-    preferences = Preferences(pin={"v[12]": "keep"})
-    (narrowed,) = preferences.narrow([body])
+    values = list(body.values)
+    for k in (1, 2):
+        values[k] = dataclasses.replace(values[k], name=f"pinned {k}")
+    named = dataclasses.replace(body, values=tuple(values))
+    (narrowed,) = Preferences(pin={"pinned ?": "keep"}).narrow([named])
     assert decided(narrowed)[1] == (False, {"keep"})
     assert decided(narrowed)[3] == (True, EVERY)
     # To compute a value again takes no pin on it to be read.

@@ -51,7 +51,8 @@ class _Rule:
         return f"pin[{self.text!r}]" if self.pinned else f"forbid {self.text!r}"
 
     def matches(self, value: Value) -> bool:
-        pattern = self.pattern.lower()
+        # A bracket is one: `args[0]['moments']*` is not about sets of letters.
+        pattern = self.pattern.lower().replace("[", "[[]")
         return any(fnmatch.fnmatchcase(w.lower(), pattern) for w in _words(value))
 
 

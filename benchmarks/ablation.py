@@ -1,0 +1,309 @@
+"""What each rule of the search is worth: plans with it and without, cell by cell.
+
+Ten training steps on an H200 and a TPU, four budgets each, planned as it is and with
+one rule left out at a time. Each variant is a replacement of one of the search's own
+functions, in this process alone: the product has no switch for it. Programs are kept by
+content (`.ablation/`, which git ignores), so that a variant compiles what only it
+proposes, and a replay reads all the others.
+
+    python -m benchmarks.ablation                         everything; resumes
+    python -m benchmarks.ablation --target h200 --variant "as it is"
+    python -m benchmarks.ablation --table                 only write the table again
+
+Cells go to docs/results/ablation.jsonl as they come, the table to ablation.md beside
+it. Seconds are simulated from the compiled schedule: ratios between variants say what a
+rule brings, and nothing of a chip's own seconds.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import math
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import stowax
+from benchmarks import _record, budgets, comparison_workloads
+from benchmarks._record import Stopwatch
+from benchmarks.models import mixtral, scan_transformer, vision
+
+COMMAND = "python -m benchmarks.ablation"
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / ".ablation"
+LINES = _record.RESULTS / "ablation.jsonl"
+TARGETS = ("h200", "v6e-8")
+PARTS = (0.75, 0.45, 0.2, 0.04)
+"""Budgets, from the smallest that works (0) to what keeping everything takes (1)."""
+BASE = "as it is"
+MOST_COMPILES = 4
+"""As many as a plan takes by itself, without the last one on a TPU."""
+
+Line = dict[str, Any]
+Made = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def _long_context(target: Any) -> Made:
+    del target
+    sizes = dataclasses.replace(budgets.SIZES, sequence=8192, batch=4, layers=6)
+    return scan_transformer.sized(sizes)
+
+
+def _model(name: str) -> Callable[[Any], Made]:
+    return lambda target: budgets.step_of(name)
+
+
+def _published(name: str, **options: Any) -> Callable[[Any], Made]:
+    return lambda target: comparison_workloads.WORKLOADS[name].make(target, **options)
+
+
+WORKLOADS: dict[str, Callable[[Any], Made]] = {
+    "scanned transformer": _model("scan_transformer"),
+    "unrolled transformer": _model("loop_transformer"),
+    "encoder-decoder": _model("encoder_decoder"),
+    "NNX, a Python loop": _model("nnx_loop"),
+    "long context": _long_context,
+    "mixture of experts": lambda target: mixtral.mixtral_8x7b(
+        target, layers=4, batch=8, **comparison_workloads.HALF
+    ),
+    "ViT": lambda target: vision.vit_g(target, layers=8, batch=256),
+    "Llama2-7B": _published("llama2-7b", batch=8, **comparison_workloads.HALF),
+    "PaliGemma2-3B": _published("paligemma2-3b"),
+    "tutorial's Adam": _published("tutorial-adam"),
+    "tutorial's layers": _published("tutorial-layers"),
+}
+
+
+def _same(first: Any, *_: Any, **__: Any) -> Any:
+    return first
+
+
+def _nothing(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def _only_misfits(search: Any, attempt: Any) -> bool:
+    return not search.fits(attempt)
+
+
+def _no_lessons(*_: Any) -> Any:
+    return importlib.import_module("stowax._search._lessons").Lessons()
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    BASE: {},
+    "no changes of what was found": {"_plan._finding.improve": _same},
+    "stop at the first that fits": {
+        "_plan._finding.improve": _same,
+        "_search._loop.Search._surprised_by": _only_misfits,
+    },
+    "no stalls charged": {"_search._loop.charged": _same},
+    "no windows learned": {"_search._loop.windowed": _same},
+    "no lessons of predictions": {"_search._loop.learned": _no_lessons},
+    "no lessons of programs": {
+        "_search._forecast.Forecast.excess": _nothing,
+        "_search._forecast.Forecast.spread": _nothing,
+    },
+    "never tight": {"_search._forms._tightened": _same},
+    "nothing left to the compiler": {"_search._forms._left_to_the_compiler": _same},
+    "storing costs nothing": {"_survey._survey.with_storing": _same},
+}
+"""By name: what is put in the place of what, in `stowax`."""
+
+
+@contextlib.contextmanager
+def varied(name: str) -> Iterator[None]:
+    """The search without a rule, for the time."""
+    with contextlib.ExitStack() as stack:
+        for path, other in VARIANTS[name].items():
+            module, _, attribute = path.rpartition(".")
+            owner, tail = f"stowax.{module}", []
+            while True:
+                try:
+                    found: Any = importlib.import_module(owner)
+                    break
+                except ModuleNotFoundError:
+                    owner, _, last = owner.rpartition(".")
+                    tail.insert(0, last)
+            for part in tail:
+                found = getattr(found, part)
+            stack.enter_context(mock.patch.object(found, attribute, other))
+        yield
+
+
+def ends(workload: str, target: str) -> Line:
+    """What keeping everything takes, and the smallest budget that a plan names."""
+    machine = stowax.target(target)
+    step, args = WORKLOADS[workload](machine)
+    asked = {"target": machine, "cache": FOLDER, "progress": budgets.quiet}
+    whole = stowax.plan(step, *args, budget="100%", donate=True, **asked)
+    least = stowax.plan(step, *args, budget=whole.budget_bytes // 50, **asked)
+    return {"most": whole.budget_bytes, "least": least.smallest_budget}
+
+
+def planned(workload: str, target: str, budget: int) -> Line:
+    """A plan as a user asks for it, and what the table needs of it."""
+    machine = stowax.target(target)
+    step, args = WORKLOADS[workload](machine)
+    watch, cpu = Stopwatch(), time.process_time()
+    plan = stowax.plan(
+        step,
+        *args,
+        budget=budget,
+        target=machine,
+        compiles=MOST_COMPILES,
+        cache=FOLDER,
+        progress=budgets.quiet,
+    )
+    by_hand = [b.seconds for b in plan.baselines if b.fits]
+    return {
+        "budget": budget,
+        "fits": plan.fits,
+        "step_seconds": plan.step_seconds,
+        "device_bytes": plan.device_bytes,
+        "trials": [
+            [t.what, t.predicted_bytes, t.compiled_bytes, t.step_seconds]
+            for t in plan.trials
+        ],
+        "compiling_seconds": sum(t.seconds_to_compile for t in plan.trials),
+        "best_by_hand": min(by_hand, default=None),
+        "wall_seconds": watch.seconds(),
+        "processor_seconds": time.process_time() - cpu,
+    }
+
+
+def run(workloads: list[str], targets: list[str], variants: list[str]) -> None:
+    """Every cell that is not there yet; an error is a line of its own."""
+    done = {key(line) for line in lines() if "error" not in line}
+    for target in targets:
+        for workload in workloads:
+            for variant in variants:
+                _run_cells(workload, target, variant, done)
+
+
+def _run_cells(workload: str, target: str, variant: str, done: set[Any]) -> None:
+    asked: Line = {"workload": workload, "target": target}
+    if key(asked | {"variant": "ends"}) not in done:
+        _record_line(asked | {"variant": "ends"}, lambda: ends(workload, target))
+        done.add(key(asked | {"variant": "ends"}))
+    known = [line for line in lines() if key(line) == key(asked | {"variant": "ends"})]
+    if "error" in known[-1]:
+        return
+    low, high = known[-1]["least"], known[-1]["most"]
+    for part in PARTS:
+        cell = asked | {"variant": variant, "part": part}
+        if key(cell) in done:
+            continue
+        budget = int(low + (high - low) * part)
+        with varied(variant):
+            _record_line(cell, lambda budget=budget: planned(workload, target, budget))
+
+
+def _record_line(cell: Line, make: Callable[[], Line]) -> None:
+    print(" ".join(map(str, cell.values())), file=sys.stderr, flush=True)
+    try:
+        found = make()
+    except Exception as error:
+        found = {"error": f"{type(error).__name__}: {error}"[:300]}
+        print(f"    {found['error']}", file=sys.stderr, flush=True)
+    _record.append_line(LINES, cell | found)
+
+
+def key(line: Line) -> tuple[Any, ...]:
+    """Which cell a line is about."""
+    return tuple(line.get(n) for n in ("workload", "target", "variant", "part"))
+
+
+def lines() -> list[Line]:
+    """All that was found so far; of a cell that was tried again the last line."""
+    found = _record.read_lines(LINES)
+    return list({key(line): line for line in found}.values())
+
+
+def _compared(base: dict[Any, Line], variant: str) -> list[Any]:
+    """A row of the table: what the plans of a variant are beside those as it is."""
+    ratios, compiles, fewer, workloads = [], [], 0, set[str]()
+    for line in lines():
+        if line["variant"] != variant or "error" in line:
+            continue
+        before = base.get((line["workload"], line["target"], line["part"]))
+        if before is None:
+            continue
+        compiles.append(len(line["trials"]))
+        if not line["fits"] or not before["fits"]:
+            fewer += before["fits"] - line["fits"]
+            continue
+        ratios.append(line["step_seconds"] / before["step_seconds"])
+        if ratios[-1] > 1.01:
+            workloads.add(line["workload"])
+    if not ratios:
+        return [variant, "–", "–", "–", "–", "–", "–"]
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    return [
+        variant,
+        len(ratios),
+        f"{mean:.4f}",
+        f"{max(ratios):.3f}",
+        f"{sum(r > 1.01 for r in ratios)} in {len(workloads)}",
+        fewer,
+        f"{statistics.fmean(compiles):.2f}",
+    ]
+
+
+def write() -> None:
+    """The table."""
+    base = {
+        (line["workload"], line["target"], line["part"]): line
+        for line in lines()
+        if line["variant"] == BASE and "error" not in line
+    }
+    columns = (
+        "without",
+        "cells",
+        "step, geometric mean",
+        "worst cell",
+        "cells slower by 1 %, in workloads",
+        "cells lost",
+        "programs a plan",
+    )
+    text = [
+        "# What each rule of the search is worth\n",
+        _record.provenance_text(COMMAND),
+        "Step times are simulated from compiled schedules, as multiples of those of "
+        "the plans as they are made, at the same budget. A cell is lost where nothing "
+        f"fits that did. Budgets lie at {', '.join(f'{part:.0%}' for part in PARTS)} of the "
+        "way from the smallest that works to what keeping everything takes. Plans take "
+        f"at most {MOST_COMPILES} programs.\n",
+        _record.table(columns, [_compared(base, variant) for variant in VARIANTS]),
+    ]
+    LINES.with_suffix(".md").write_text("\n".join(text))
+
+
+def main() -> None:
+    """Runs what is asked for and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    parser.add_argument("--target", action="append", choices=TARGETS)
+    parser.add_argument("--variant", action="append", choices=VARIANTS)
+    parser.add_argument("--table", action="store_true", help="only write the table")
+    asked = parser.parse_args()
+    if not asked.table:
+        FOLDER.mkdir(exist_ok=True)
+        run(
+            asked.workload or list(WORKLOADS),
+            asked.target or list(TARGETS),
+            asked.variant or list(VARIANTS),
+        )
+    write()
+
+
+if __name__ == "__main__":
+    main()

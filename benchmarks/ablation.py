@@ -265,6 +265,7 @@ def write() -> None:
         for line in lines()
         if line["variant"] == BASE and "error" not in line
     }
+    parts = ", ".join(f"{part:.0%}" for part in PARTS)
     columns = (
         "without",
         "cells",
@@ -279,9 +280,9 @@ def write() -> None:
         _record.provenance_text(COMMAND),
         "Step times are simulated from compiled schedules, as multiples of those of "
         "the plans as they are made, at the same budget. A cell is lost where nothing "
-        f"fits that did. Budgets lie at {', '.join(f'{part:.0%}' for part in PARTS)} of the "
-        "way from the smallest that works to what keeping everything takes. Plans take "
-        f"at most {MOST_COMPILES} programs.\n",
+        f"fits that did. Budgets lie at {parts} of the way from the smallest that works "
+        "to what keeping everything takes. Plans take at most "
+        f"{MOST_COMPILES} programs.\n",
         _record.table(columns, [_compared(base, variant) for variant in VARIANTS]),
     ]
     LINES.with_suffix(".md").write_text("\n".join(text))
@@ -289,7 +290,7 @@ def write() -> None:
 
 def main() -> None:
     """Runs what is asked for and writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--target", action="append", choices=TARGETS)
     parser.add_argument("--variant", action="append", choices=VARIANTS)

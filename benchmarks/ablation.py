@@ -280,8 +280,8 @@ def write() -> None:
         _record.provenance_text(COMMAND),
         "Step times are simulated from compiled schedules, as multiples of those of "
         "the plans as they are made, at the same budget. A cell is lost where nothing "
-        f"fits that did. Budgets lie at {parts} of the way from the smallest that works "
-        "to what keeping everything takes. Plans take at most "
+        f"fits that did. Budgets lie at {parts} of the way from the smallest that "
+        "works to what keeping everything takes. Plans take at most "
         f"{MOST_COMPILES} programs.\n",
         _record.table(columns, [_compared(base, variant) for variant in VARIANTS]),
     ]

@@ -95,3 +95,27 @@ def test_shapes_with_what_is_static():
     traced = jit(step, static_argnums=3, budget="1GiB").trace(*args)
     loss = traced.lower().compile()(*arguments())[-1]
     np.testing.assert_allclose(loss, step(*args)[-1], rtol=1e-5)
+
+
+def test_a_function_of_pmap_runs_as_it_is_written():
+    """It spreads its arguments itself: inside of a program JAX would refuse it."""
+
+    @functools.partial(jax.pmap, axis_name="i")
+    def step(params, x):
+        loss, grads = jax.value_and_grad(lambda p: jnp.mean((x @ p) ** 2))(params)
+        return params - 0.1 * jax.lax.pmean(grads, "i"), loss
+
+    args = jnp.ones((4, 16, 16)), jnp.ones((4, 8, 16))
+    lines = []
+    planned = stowax.jit(step, budget="60%", progress=lines.append)
+    for _ in range(2):
+        ours, theirs = planned(*args), step(*args)
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        np.testing.assert_array_equal(ours[1], theirs[1])
+    assert planned.plan is None
+    assert planned.lower(*args).as_text() == step.lower(*args).as_text()
+    (said,) = [line for line in lines if "runs as it is written" in line]
+    assert "It is a function of jax.pmap" in said
+    assert "jax.make_mesh" in said
+    with pytest.raises(stowax.StowaxError, match=r"It is a function of jax\.pmap"):
+        stowax.plan(step, *args, progress=False)

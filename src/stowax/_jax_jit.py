@@ -4,6 +4,7 @@ Served: JAX 0.10 to 0.12.
 """
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,15 @@ def jit_info(function: Any) -> Any:
     is another function: only the type tells (JAX 0.10 to 0.12).
     """
     return function._jit_info if isinstance(function, _Jitted) else None
+
+
+def is_pmapped(function: Any) -> bool:
+    """Whether `jax.pmap` made it: a function of its module (JAX 0.10 to 0.12)."""
+    return (
+        isinstance(function, types.FunctionType)
+        and function.__globals__.get("__name__") == jax.pmap.__module__
+        and hasattr(function, "lower")
+    )
 
 
 def has_shardings(info: Any) -> bool:

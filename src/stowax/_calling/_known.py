@@ -18,6 +18,12 @@ from .. import _jax_jit
 from .._errors import ArgumentError
 from ._leaves import Static
 
+NO_PROGRAM = (
+    "It is a function of jax.pmap, which spreads its arguments over devices itself, "
+    "and a plan is for a function of jax.jit. Write it with jax.jit over a mesh: "
+    "jax.make_mesh, and jax.shard_map where axes have names (jax.lax.pmean)."
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
@@ -26,7 +32,8 @@ class Known:
     `static` are positions and `named` names of arguments that are no arrays, `donated`
     the positions of those that a call gives away, `given` their names; `None` where
     nothing is said of that. Negative static ones count from the end of what a call is
-    given. `numbers` tells whether Python's numbers are computed with.
+    given. `numbers` tells whether Python's numbers are computed with. One that is
+    `pmapped` spreads its arguments over devices itself, and is no part of a program.
     """
 
     function: Callable[..., Any]
@@ -36,6 +43,7 @@ class Known:
     donated: frozenset[int] | None = None
     given: frozenset[str] = frozenset()
     numbers: bool = True
+    pmapped: bool = False
 
     @property
     def bare(self) -> Callable[..., Any] | None:
@@ -156,6 +164,8 @@ def known(step: Callable[..., Any], options: Mapping[str, Any] | None = None) ->
         step = jax.jit(step if info is None else step.__wrapped__, **options)
     if (info := _jax_jit.jit_info(step)) is not None:
         return _of_jit(step, info)
+    if _jax_jit.is_pmapped(step):
+        return Known(function=step, jitted=True, pmapped=True)
     nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     inner = _jax_jit.jit_info(getattr(step, "jitted_fn", None))
     flax = type(step).__module__.startswith("flax.")

@@ -27,7 +27,7 @@ import jax
 
 from .. import _jax
 from .._calling._calling import Taken, explaining, flattened
-from .._calling._known import Known, KnownStep
+from .._calling._known import NO_PROGRAM, Known, KnownStep
 from .._calling._objects import together
 from .._errors import (
     ArgumentError,
@@ -100,6 +100,7 @@ class Planned(KnownStep):
         self._fast: Callable[..., Any] | None = None
         self._context: Any = None
         self._lock = threading.RLock()
+        self._said = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The step's results, planned at the first call with arguments of a kind.
@@ -117,6 +118,8 @@ class Planned(KnownStep):
             except (RuntimeError, ValueError) as error:
                 if not is_about_donation(error):
                     raise
+        if self.known.pmapped:
+            return self._spread(args, kwargs)
         if _jax.jit_is_off():
             return self._within(args, kwargs)
         with together():
@@ -157,6 +160,8 @@ class Planned(KnownStep):
 
     def _within(self, args: Any, kwargs: Any) -> Any:
         """The step as it is written, as a part of what is traced around it."""
+        if self.known.pmapped:
+            return self.known.function(*args, **kwargs)
         with together():
             taken, _, flat = flattened(self.known, args, kwargs)
             key = taken.key, _types(taken.arrays), _jax.trace_context()
@@ -166,8 +171,17 @@ class Planned(KnownStep):
             give = getattr(flat, "give", _as_it_is)
             return give(run(*on_device(taken.arrays)))
 
+    def _spread(self, args: Any, kwargs: Any) -> Any:
+        """What a function of `jax.pmap` returns, which runs as it is written."""
+        if not self._said:
+            self._said = True
+            self._say()(f"{self._name} runs as it is written. {NO_PROGRAM}")
+        return self.known.function(*args, **kwargs)
+
     def _ahead(self, what: str, args: Any, kwargs: Any) -> Any:
         """What the program is traced or lowered to, called as the step is."""
+        if self.known.pmapped:
+            return getattr(self.known.function, what)(*args, **kwargs)
         with together():
             taken, ready = self._for(args, kwargs)
             with _telling():

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from .._calling._calling import explaining, flattened
-from .._calling._known import Known, known
+from .._calling._known import NO_PROGRAM, Known, known
 from .._calling._objects import together
+from .._errors import ArgumentError
 from .._search._loop import MOST_COMPILES
 from .._target._machine import Target
 from .._target._program_cache import cache_in
@@ -165,6 +166,8 @@ def plans_for(
     step: Known, args: Sequence[Any], kwargs: Mapping[str, Any], **wishes: Any
 ) -> tuple[Plan, ...]:
     """`plans` for a step of which it is known how it is called."""
+    if step.pmapped:
+        raise ArgumentError("step", f"{step.function!r:.60}", NO_PROGRAM)
     with together():
         taken, own, flat = flattened(step, args, kwargs)
         with explaining(taken):

@@ -47,14 +47,16 @@ SECONDS_OF_A_PROGRAM = 240
 DECISIONS = 6
 """How often decisions are drawn for a program, after its search was judged."""
 _PROGRAMS_OF_A_PROCESS = 50
-# XLA takes a quarter as long so, and rounds less differently from program to program. Every
-# other process compiles as users do.
-_LESS_OPTIMIZED = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# XLA takes a quarter as long so, and rounds less differently from program to program.
+# Every other process compiles as users do.
+_OLD_FLAGS = (
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
 )
-if importlib.metadata.version("jaxlib").startswith("0.10."):  # 0.11 has no others
-    _LESS_OPTIMIZED += " --xla_cpu_use_fusion_emitters=false"
-    _LESS_OPTIMIZED += " --xla_cpu_parallel_codegen_split_count=1"
+_LESS_OPTIMIZED = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    # jaxlib 0.11 has none but the new emitters.
+    f"{_OLD_FLAGS * importlib.metadata.version('jaxlib').startswith('0.10.')}"
+)
 _LESS_TUNED = "--xla_gpu_autotune_level=0"
 _PROCESS = (sys.executable, *COMMAND.split()[1:], "--work")
 _ON_ONE_DEVICE = ("none", "one device")

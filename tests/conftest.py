@@ -11,11 +11,16 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if os.environ["JAX_PLATFORMS"] == "cpu":
     # Half of the time of all tests went into making programs fast that run once.
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    flags = (
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+    )
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # 0.11 has no others
-        flags += " --xla_cpu_use_fusion_emitters=false"
-        flags += " --xla_cpu_parallel_codegen_split_count=1"
-    os.environ.setdefault("XLA_FLAGS", flags)
+        flags += (
+            "--xla_cpu_use_fusion_emitters=false",
+            "--xla_cpu_parallel_codegen_split_count=1",
+        )
+    os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 # What somebody measured on this machine is not what tests expect.
 os.environ["STOWAX_CALIBRATION"] = os.path.join(os.devnull, "none")
 # Nor are plans that were kept there before.

@@ -86,6 +86,13 @@ def test_options_flags_devices_names_and_programs_tell_programs_apart(
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_nccl_comm_splitting=false")
     cache.compiled(same, {}, there)
     assert len(compiles) == 6
+    before = jax.config.values["jax_disable_most_optimizations"]
+    try:
+        jax.config.update("jax_disable_most_optimizations", not before)
+        cache.compiled(same, {}, there)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+    assert len(compiles) == 7
 
 
 def test_figures_and_module_are_those_of_the_compiler(tmp_path):

@@ -2,16 +2,15 @@
 
 Two questions with one key get one plan. So all goes into it that a plan is made from:
 the step as it was traced, its arguments with their names and shardings, the machine
-with its measured rates, what was wished, the versions, and the flags in the
-environment. Not in it: the values of numbers, and of Python's own objects, which decide
-nothing. Should two steps differ in what the trace does not say, their repeated bodies
-do, and the plan is refused when it is applied.
+with its measured rates, what was wished, the versions, and what compilers are told by
+the environment and by JAX's settings. Not in it: the values of numbers, and of Python's
+own objects, which decide nothing. Should two steps differ in what the trace does not
+say, their repeated bodies do, and the plan is refused when it is applied.
 """
 
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 
 import jax
@@ -26,7 +25,7 @@ from .._jaxprs._canonical import (
 from .._records._plan import FORMAT_VERSION
 from .._step._recording import Recording
 from .._target._machine import Target
-from .._target._program_cache import FLAGS
+from .._target._program_cache import told_compilers
 from .._versions import versions
 from ._finding import Asked
 
@@ -44,8 +43,8 @@ def step_key(asked: Asked) -> str:
 
 def plan_key(asked: Asked) -> str:
     """Stands for all that a plan is made from."""
-    flags = [f"{name}={os.environ.get(name, '')}" for name in FLAGS]
-    said = [step_key(asked), *flags, *_wished(asked), *_machine(asked.machine)]
+    told = told_compilers()
+    said = [step_key(asked), *told, *_wished(asked), *_machine(asked.machine)]
     return _digest(said)
 
 

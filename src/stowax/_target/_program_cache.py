@@ -7,7 +7,7 @@ figures. Those are kept here, and also that a compiler refused a program for its
 
 What goes silently wrong: two programs under one key. So the key is made of all that a
 compiler sees: the module, the names of its operations (by which copies are told apart),
-the options, the devices, the versions, and the flags in the environment.
+the options, the devices, the versions, the flags in the environment, JAX's settings.
 """
 
 import contextlib
@@ -23,6 +23,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from .._errors import ArgumentError, OutOfMemoryCompileError
 from .._files import write_whole
 from .._mlir import scopes
@@ -35,8 +37,14 @@ _FIGURES = (
     *(f"{prefix}{k}_size_in_bytes" for k in _KINDS for prefix in ("", "host_")),
     "peak_memory_in_bytes",
 )
-FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-"""Variables of the environment that change what compilers make."""
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_SETTINGS = (
+    "jax_disable_most_optimizations",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_optimization_level",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +130,23 @@ def cache_in(folder: str | os.PathLike[str] | None) -> ProgramCache:
     return ProgramCache(path)
 
 
+def told_compilers() -> list[str]:
+    """What changes every compiled program: flags in the environment, JAX's settings.
+
+    A setting that this JAX does not have is like one that nobody set.
+    """
+    flags = [f"{name}={os.environ.get(name, '')}" for name in _FLAGS]
+    settings = jax.config.values
+    return [*flags, *(f"{name}={settings.get(name)}" for name in _SETTINGS)]
+
+
 def _key(lowered: LoweredProgram, options: Mapping[str, Any], target: Target) -> str:
     devices = [
         (device.device_kind, str(getattr(device, "coords", "")))
         for device in target.compile_devices or target.devices
     ]
     said = [target.name, devices, sorted(options.items()), versions()]
-    said += [os.environ.get(flags, "") for flags in FLAGS]
+    said += told_compilers()
     said += [lowered.as_text(), *scopes(lowered.compiler_ir().operation)]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 

@@ -7,7 +7,14 @@ LAYERS = (
     ("_records",),
     # Figures with sources, and the files that touch private JAX.
     (
-        *("_hardware", "_jax", "_jax_autodiff", "_jax_hooks", "_jax_host_memory"),
+        *(
+            "_hardware",
+            "_jax",
+            "_jax_autodiff",
+            "_jax_donation",
+            "_jax_hooks",
+            "_jax_host_memory",
+        ),
         "_jax_jit",
         *("_jax_layouts", "_jax_primitives", "_jax_processes", "_jax_targets"),
         *("_mark", "_mlir"),

@@ -20,7 +20,14 @@ JAX = {"jax", "jaxlib", "flax", "optax", "equinox"}
 # The files that follow JAX's internals from version to version.
 INTERNALS = ("jax._src", "jax.extend", "jax.experimental", "jaxlib")
 MAY_TOUCH_INTERNALS = {
-    *("_jax", "_jax_autodiff", "_jax_hooks", "_jax_host_memory", "_jax_jit"),
+    *(
+        "_jax",
+        "_jax_autodiff",
+        "_jax_donation",
+        "_jax_hooks",
+        "_jax_host_memory",
+        "_jax_jit",
+    ),
     "_jax_layouts",
     *("_jax_processes",),
     *("_jax_primitives", "_jax_targets"),

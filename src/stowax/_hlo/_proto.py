@@ -183,9 +183,11 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "parameter_index": (3, "*int64"),
     },
     "Aliases": {"entries": (1, "*Alias")},
+    "ProgramShape": {"parameters": (1, "*Shape"), "result": (2, "Shape")},
     "Module": {
         "name": (1, "string"),
         "computations": (3, "*Computation"),
+        "host_program_shape": (4, "ProgramShape"),
         "entry_computation_id": (6, "int64"),
         "schedule": (7, "Schedule"),
         "input_output_alias": (8, "Aliases"),

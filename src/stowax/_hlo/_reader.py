@@ -8,7 +8,6 @@ module, inside the function, because it imports protobuf.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -23,6 +22,7 @@ from .._records._program import (
     Transfer,
 )
 from .._where import OWN_FOLDER
+from ._aliases import aliased, crossing
 from ._costs import (
     Function,
     called,
@@ -198,7 +198,8 @@ def read(serialized: bytes) -> Program:
         computations=computations,
         transfers=tuple(transfers),
         uncounted_loops=tuple(reader.uncounted),
-        aliased=frozenset(_aliased(module)),
+        aliased=frozenset(aliased(module)),
+        crossing=frozenset(crossing(module)),
         scheduled=entry.message.id in reader.sequences,
         misplaced=tuple(
             Misplaced(
@@ -210,15 +211,6 @@ def read(serialized: bytes) -> Program:
         ),
         unread=unknown_parts(visit.function for visit in reader.visits.values()),
     )
-
-
-def _aliased(module: Any) -> Iterator[int]:
-    """Numbers of the arguments that outputs take the place of.
-
-    Where there are very many, the compiler passes them as one tuple.
-    """
-    for alias in module.input_output_alias.entries:
-        yield next(iter(alias.parameter_index), alias.parameter_number)
 
 
 def _instruction(reader: Reader, visit: _Visit, item: Any) -> Instruction:

@@ -154,6 +154,8 @@ class Program:
     """`while` instructions whose trips depend on data; they count as one trip."""
     aliased: frozenset[int] = frozenset()
     """Numbers of the entry's parameters whose memory an output takes: donated ones."""
+    crossing: frozenset[int] = frozenset()
+    """Those of them that lie in another memory than the output: no program has any."""
     scheduled: bool = True
     """Whether the compiler's own order is known, and not just what depends on what."""
     misplaced: tuple[Misplaced, ...] = ()

@@ -143,7 +143,12 @@ def compile_and_read(
 
 
 def _check_places(program: Program, target: str) -> None:
-    """**Raises:** `CompileError` where copies of the plan go to other places."""
+    """**Raises:** `CompileError` where what the plan moves comes to other places."""
+    if program.crossing:
+        raise CompileError(
+            f"The compiler for {target} was told to write results on the device over "
+            f"arguments in host memory, or the other way round: {len(program.crossing)}"
+        )
     wrong = [i.op_name for i in program.misplaced if _OWN in i.op_name]
     if wrong:
         raise CompileError(

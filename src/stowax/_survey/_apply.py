@@ -15,6 +15,7 @@ import jax
 
 from .. import _jax
 from .._errors import PlanMismatchError, StowaxError
+from .._jax_donation import donate_within_memories
 from .._jax_host_memory import takes_host_memory
 from .._jaxprs._canonical import outline
 from .._jaxprs._jaxpr import spec_of
@@ -84,8 +85,11 @@ def apply_decisions(
     written = None if isinstance(step, Recording) else step
 
     def jit(fun: Callable[..., Any], **more: Any) -> Any:
+        program = fun if within is None else within(fun)
+        if plan is not None and plan.hosted is not None:
+            takes_host_memory(program)
         return jax.jit(
-            fun if within is None else within(fun),
+            program,
             donate_argnums=donate,
             compiler_options=dict(compiler_options) if compiler_options else None,
             **more,
@@ -129,8 +133,9 @@ def apply_decisions(
     _name_after(planned, step)
     if plan.hosted is None or boundary is None:
         return jit(_checking(planned, arguments, written))
+    donate_within_memories()
     streaming = stream_state(planned, plan.hosted, boundary)
-    whole = takes_host_memory(_checking(streaming, arguments, written))
+    whole = _checking(streaming, arguments, written)
     orders, updates = plan.hosted.orders, plan.hosted.updates
     jitted = OrderedStep(whole, orders, updates, jit) if orders else jit(whole)
     return HeldStep(jitted, donate)

@@ -1,6 +1,7 @@
 """`stowax.jit` and the ways in which a step is called and wrapped."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import stowax
+from stowax._errors import MisfitError
 from test_jit import arguments, jit, losses, train_step
 
 
@@ -108,3 +110,69 @@ def test_what_is_lowered_is_compiled_and_called_as_the_step(case):
 
     planned = functools.partial(jit, pin={"activation": "recompute"}, compiles=4)
     np.testing.assert_allclose(run(planned), run(jax.jit), rtol=1e-5)
+
+
+@jax.tree_util.register_pytree_node_class
+class Converts:
+    """A node that makes arrays of whatever it is given, as `jax.jit` allows."""
+
+    def __init__(self, params, momentum):
+        self.params, self.momentum = (
+            jax.tree.map(jnp.asarray, tree) for tree in (params, momentum)
+        )
+
+    def tree_flatten(self):
+        return (self.params, self.momentum), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_a_node_that_takes_arrays_only_runs_as_it_is_written():
+    def step(state, x):
+        *state, loss = train_step(state.params, state.momentum, x)
+        return Converts(*state), loss
+
+    params, momentum, x = arguments()
+    lines = []
+    planned = stowax.jit(step, budget="60%", progress=lines.append)
+    state, found = Converts(params, momentum), []
+    for _ in range(3):
+        state, loss = planned(state, x)
+        found.append(float(loss))
+    assert found == losses(jax.jit(train_step), 3)
+    assert planned.plan is None
+    (said,) = [line for line in lines if "runs as jax.jit would run it" in line]
+    assert "args[0] has a pytree node that cannot be made of shapes" in said
+    assert "Let tree_unflatten take whatever it is given" in said
+
+
+def test_what_is_no_number_is_found_as_without_a_plan():
+    step = jit(train_step, budget="85%", target="h200")
+    params, momentum, x = arguments()
+    step(params, momentum, x)
+    with (
+        jax.debug_nans(True),
+        pytest.raises(FloatingPointError, match="invalid value"),
+    ):
+        step(params, momentum, x.at[0, 0].set(jnp.nan))
+
+
+def test_the_smallest_budget_is_no_more_than_the_step_takes_as_it_is_written():
+    def step(params, x):
+        def loss(params):
+            through = lambda x: x + jnp.tanh(x @ params[0]) @ params[1]
+            slopes = jax.vmap(jax.grad(lambda row: jnp.sum(through(row))))(x)
+            return jnp.mean(through(x) ** 2) + jnp.mean(slopes**2)
+
+        loss, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), loss
+
+    args = [jnp.full((64, 64), 0.1)] * 2, jnp.ones((128, 64))
+    with pytest.raises(MisfitError, match="The smallest budget that works") as error:
+        jit(step, budget="20%", cache=False)(*args)
+    amount, unit = re.search(r"works is ([\d.]+) (\wiB)", str(error.value)).groups()
+    again = jit(step, budget=f"{amount}{unit}", cache=False)
+    again(*args)
+    assert again.plan.fits

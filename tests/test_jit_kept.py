@@ -145,6 +145,32 @@ def test_where_nothing_can_be_kept_nothing_is(monkeypatch, tmp_path, searches):
         planned(3)
 
 
+def test_a_kept_plan_of_a_state_with_a_number(tmp_path):
+    """`step=0` of a state that `jax.lax.cond` updates as a whole, as Flax's has it."""
+
+    def step(state, x):
+        params, momentum, loss = train_step(state["params"], state["momentum"], x)
+        new = {"params": params, "momentum": momentum, "step": state["step"] + 1}
+        keep = lambda: {**state, "step": state["step"] + 0}
+        return jax.lax.cond(jnp.isfinite(loss), lambda: new, keep), loss
+
+    def train():
+        params, momentum, x = arguments()
+        state, found = {"params": params, "momentum": momentum, "step": 0}, []
+        said = []
+        jitted = planned(tmp_path, step, said, pin={"optimizer state": "offload"})
+        for _ in range(3):
+            state, loss = jitted(state, x)
+            found.append(float(loss))
+        return said, found
+
+    (first, ours), (second, again) = train(), train()
+    assert surveys(first)
+    assert not surveys(second)
+    assert ours == again
+    np.testing.assert_allclose(ours, losses(jax.jit(train_step), 3), rtol=1e-5)
+
+
 RESTARTED = """
 import sys
 import jax

@@ -28,7 +28,7 @@ class StepError(StowaxError, ValueError):
 
 
 class NothingToPlanError(StepError):
-    """The step differentiates nothing."""
+    """The step differentiates nothing, or takes what no plan can be made of."""
 
 
 class MisfitError(StowaxError, MemoryError):

@@ -44,6 +44,7 @@ from .._plan._planning import asked_for, found_for
 from .._state._places import check_alive
 from ._ahead import Ahead, with_static
 from ._kept import Kept
+from ._kinds import kind_of, types_of
 from ._placing import Placing, apart, is_about_donation, on_device, on_one_mesh
 from ._processes import agreed
 from ._wishes import Wishes
@@ -132,7 +133,7 @@ class Planned(KnownStep):
         """The same for calls that are planned alike."""
         with together():
             taken, _, _ = flattened(self.known, args, kwargs)
-            return _kind(taken, _jax.trace_context(), args, kwargs)
+            return kind_of(taken, _jax.trace_context(), args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As `lower` of `jax.jit`'s functions; planned first, if need be."""
@@ -164,7 +165,7 @@ class Planned(KnownStep):
             return self.known.function(*args, **kwargs)
         with together():
             taken, _, flat = flattened(self.known, args, kwargs)
-            key = taken.key, _types(taken.arrays), _jax.trace_context()
+            key = taken.key, types_of(taken.arrays), _jax.trace_context()
             if key not in self._inlined:
                 self._inlined[key] = jax.jit(flat, inline=True), flat
             run, flat = self._inlined[key]
@@ -210,7 +211,7 @@ class Planned(KnownStep):
         taken, own, flat = flattened(self.known, args, kwargs)
         taken = dataclasses.replace(taken, arrays=on_one_mesh(taken.arrays))
         context = _jax.trace_context()
-        key = _kind(taken, context, args, kwargs)
+        key = kind_of(taken, context, args, kwargs)
         with self._lock:
             if self._context is not None and self._context[1] is not context[1]:
                 self.clear_cache()  # as `jax.clear_caches` has cleared all of JAX's
@@ -289,16 +290,23 @@ class Planned(KnownStep):
         Where the user says nothing of donation, what the step is given stays theirs,
         unless nothing fits without.
         """
+        frugal: Plan | None = None
         if asked.recording.donated is None:
             # Pins may ask for what only donated state allows.
             with contextlib.suppress(ArgumentError):
-                frugal = dataclasses.replace(asked, donate=False)
-                (plan,) = found_for(frugal, taken_apart=taken_apart)
-                if plan.fits:
-                    return plan
+                least = dataclasses.replace(asked, donate=False)
+                (frugal,) = found_for(least, taken_apart=taken_apart)
+                if frugal.fits:
+                    return frugal
                 # A share is of the step as it is written, which donates nothing.
-                asked = dataclasses.replace(asked, budgets=(plan.budget_bytes,))
+                asked = dataclasses.replace(asked, budgets=(frugal.budget_bytes,))
         (plan,) = found_for(asked, taken_apart=taken_apart)
+        if frugal is not None and frugal.smallest_budget < plan.smallest_budget:
+            plan = dataclasses.replace(
+                plan,
+                smallest_budget=frugal.smallest_budget,
+                smallest_budget_is=frugal.smallest_budget_is,
+            )
         return plan
 
     def _asked(self, taken: Taken, flat: Any) -> Asked:
@@ -372,26 +380,3 @@ def _step_under(plan: Plan, asked: Asked) -> Any:
 
 def _as_it_is(out: Any) -> Any:
     return out
-
-
-def _kind(
-    taken: Taken, context: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Hashable:
-    """What calls have in common that take one program."""
-    # By name or by position: JAX makes a program for either.
-    names = tuple(sorted(kwargs))
-    return taken.key, _types(taken.arrays), context, len(args), names
-
-
-def _types(arrays: Any) -> Hashable:
-    """Shapes, types and shardings of arrays: what a plan is made for."""
-    found = []
-    for leaf in jax.tree.leaves(arrays):
-        aval = _jax.aval_of(leaf)
-        sharding = getattr(leaf, "sharding", None)
-        spread = sharding if sharding and len(sharding.device_set) > 1 else None
-        if spread is not None and spread.memory_kind not in (None, "device"):
-            spread = spread.with_memory_kind("device")
-        typed = _jax.explicit_sharding(aval)  # on a mesh of one device, too
-        found.append((aval.shape, aval.dtype, aval.weak_type, spread, typed))
-    return tuple(found)

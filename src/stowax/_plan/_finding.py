@@ -16,6 +16,7 @@ import jax
 from .._errors import (
     ArgumentError,
     CompileError,
+    NothingToPlanError,
     OffloadVanishedError,
     PlanMismatchError,
     StowaxError,
@@ -125,11 +126,34 @@ def traced(
     **Arguments:** `donated` are the positions that the step's own `jit` donates.
     """
     try:
+        _check_nodes(args)
         specs = put_in_device_memory(machine.specs(*args))
     except ArgumentError as error:
         name = error.argument.replace("specs[", "args[", 1)
         raise ArgumentError(name, error.got, error.instead) from None
     return specs, dataclasses.replace(record_for(step, specs), donated=donated)
+
+
+def _check_nodes(args: Sequence[Any]) -> None:
+    """**Raises:** `NothingToPlanError` for pytree nodes that take arrays only."""
+    for number, arg in enumerate(args):
+        leaves, structure = jax.tree.flatten(arg)
+        specs = [
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+            else leaf
+            for leaf in leaves
+        ]
+        try:
+            jax.tree.unflatten(structure, specs)
+        except Exception as error:
+            line = (str(error).strip().splitlines() or ["no message"])[0][:200]
+            raise NothingToPlanError(
+                f"step: args[{number}] has a pytree node that cannot be made of shapes "
+                f"({type(error).__name__}: {line}), and a plan is made of them. Let "
+                "tree_unflatten take whatever it is given: no conversion, no check "
+                "(for a dataclass, none in __post_init__)."
+            ) from error
 
 
 def find(asked: Asked) -> list[FoundFor]:

@@ -180,9 +180,10 @@ def spec_in(path: Sequence[Any], spec: Any, kind: Kind | None) -> Any:
 
     **Raises:** `ArgumentError` for one without a sharding, which has no memory kind.
     """
-    if kind is None or (kind.memory == "device" and spec.sharding is None):
+    sharding = getattr(spec, "sharding", None)  # a number has none
+    if kind is None or (kind.memory == "device" and sharding is None):
         return spec
-    if spec.sharding is None:
+    if sharding is None:
         raise ArgumentError(
             f"args{_below(path)}",
             "a spec without a sharding beside some with one, and the plan keeps it in "
@@ -194,7 +195,7 @@ def spec_in(path: Sequence[Any], spec: Any, kind: Kind | None) -> Any:
     return jax.ShapeDtypeStruct(
         spec.shape,
         spec.dtype,
-        sharding=_lying(sharding_in(spec.sharding, kind.memory), kind.order),
+        sharding=_lying(sharding_in(sharding, kind.memory), kind.order),
         weak_type=getattr(spec, "weak_type", False),
     )
 

@@ -261,7 +261,7 @@ def _checking(
         check_arguments(args, arguments)
         try:
             return step(*args)
-        except StowaxError:
+        except (StowaxError, FloatingPointError):  # the second of jax.debug_nans
             raise
         except Exception as error:
             if written is not None:

@@ -36,6 +36,9 @@ import pytest
 # Also set here: the variable is not read again if something imported jax before us.
 jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 jax.config.update("jax_num_cpu_devices", 8)
+# A TPU's program takes a tenth of the time to compile so, and its memory is about the
+# same. `full_effort` is for tests that look at what the compiler makes of a schedule.
+jax.config.update("jax_optimization_level", "O0")
 # What promotes silently doubles the bytes silently.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -48,6 +51,14 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("stowax")
+
+
+@pytest.fixture
+def full_effort():
+    """TPU programs as users get them."""
+    jax.config.update("jax_optimization_level", "UNKNOWN")
+    yield
+    jax.config.update("jax_optimization_level", "O0")
 
 
 @pytest.fixture

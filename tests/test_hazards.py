@@ -19,6 +19,8 @@ from stowax._hazards._known_bad import known_bad, version_of
 from stowax._inspect._inspect import inspect
 from stowax._inspect._intent import flags_of, options_of
 
+pytestmark = pytest.mark.usefixtures("full_effort")
+
 MIB = 2**20
 
 

@@ -354,6 +354,7 @@ def keep_all(stack, body):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v5p-8", "h200"])
+@pytest.mark.usefixtures("full_effort")
 def test_copies_hide_behind_the_layers_where_there_is_work(name, usual_promotion):
     machine = target_or_skip(name)
     # A layer's products take several times as long as its weights on the link.

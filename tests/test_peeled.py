@@ -20,6 +20,8 @@ from stowax._hlo._program import read_program
 from stowax._records._stages import Link
 from stowax._timing._simulate import simulate
 
+pytestmark = pytest.mark.usefixtures("full_effort")
+
 LAYERS, ROWS, WIDTH, HIDDEN, CHIPS_USED = 6, 512, 512, 1024, 4
 INPUT = ROWS // CHIPS_USED * WIDTH * 2  # bytes per chip in bfloat16
 PRODUCT = 2 * (ROWS // CHIPS_USED) * WIDTH * HIDDEN

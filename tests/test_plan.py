@@ -27,6 +27,8 @@ from planned_models import (
     weights,
 )
 
+pytestmark = pytest.mark.usefixtures("full_effort")
+
 # The newest JAX compiles for TPUs at full effort only; other tests look at those.
 TARGETS = ("h200", pytest.param("v5e-1", marks=pytest.mark.slow))
 # A layer's input, b × w; what the others add up to: b × 4w each.

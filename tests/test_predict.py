@@ -320,6 +320,7 @@ NAMES = {"nothing": (), "first": ("first",), "both": ("first", "second")}
         (True, False, "both"),
     ],
 )
+@pytest.mark.usefixtures("full_effort")
 def test_what_libtpu_counts_twice(donate, update, kept, usual_promotion):
     # Stored: at most 24 layers of 64 MiB; gradients: 384 MiB. Which of the two is less
     # is counted again where the gradients are temporaries, that is, where they are

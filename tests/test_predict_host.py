@@ -16,6 +16,7 @@ from test_predict import F32, MATRIX, N, predict, spec
 @pytest.mark.parametrize(
     ("name", "again"), [("v5e-1", True), ("h200", False)], ids=["v5e-1", "h200"]
 )
+@pytest.mark.usefixtures("full_effort")
 def test_values_and_then_gradients_on_the_host(name, again):
     """Both are alive in the backward loop; libtpu counts the smaller of them again."""
     pytest.importorskip("libtpu" if name == "v5e-1" else "jax_plugins")

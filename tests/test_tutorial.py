@@ -18,6 +18,8 @@ import pytest
 from stowax._errors import MissingExtraError
 from updates import without_copies
 
+pytestmark = pytest.mark.usefixtures("full_effort")
+
 FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "tutorial"
 
 

@@ -83,6 +83,7 @@ def test_same_numbers_on_eight_devices(partition):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("full_effort")
 def test_every_chip_streams_its_shard():
     target = target_or_skip("v5p-8")
     chips, size = 4, 8192

@@ -12,6 +12,8 @@ from benchmarks.adam_step import streamed, whole
 from benchmarks.models import adam_tutorial
 from planned_models import target_or_skip
 
+pytestmark = pytest.mark.usefixtures("full_effort")
+
 ARRAY = 7168 * 7168 * 4
 STATE = 8 * ARRAY
 BLOCK = ARRAY // 64

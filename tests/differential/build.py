@@ -230,6 +230,7 @@ def _built(program, mark, scale):
     kind = program.arguments
     if kind == "separate":
         rest = {k: v for k, v in state.items() if k not in ("params", "opt")}
+        order = -1 if program.results == "reversed" else 1
 
         def train_step(params, opt, rest, batch):
             made, metrics = core(
@@ -238,10 +239,11 @@ def _built(program, mark, scale):
             if program.around == "gradients only":
                 return made, metrics
             rest = {k: made[k] for k in rest}
-            return made["params"], made["opt"], rest, metrics
+            state = made["params"], made["opt"], rest
+            return *state[::order], metrics
 
         def following(args, out, call):
-            kept = args[:3] if program.around == "gradients only" else out[:3]
+            kept = args[:3] if program.around == "gradients only" else out[:3][::order]
             return (*kept, batch(call))
 
         args = (state["params"], state["opt"], rest, batch(0))

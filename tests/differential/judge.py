@@ -279,12 +279,14 @@ def _under_decisions(plain, survey, number):
     return _verdict(plain, got, drawn.moved, True)
 
 
-def _by_jit(built, options, stages):
-    """`(plan, step, arguments)` by `stowax.jit`."""
+def _by_jit(built, options, part, stages):
+    """`(plan, step, arguments)` by `stowax.jit`; `part` is what the step donates."""
     stages.append("jit")
     first, named = built.split(built.args)
     if options.pop("donate"):
         options["donate_argnums"] = tuple(range(built.state))
+    if part:
+        options["donate_argnums"] = part
     try:
         step = stowax.jit(built.step, **options)
         step.trace(*first, **named)
@@ -294,8 +296,13 @@ def _by_jit(built, options, stages):
     return step.plan, step, built.args
 
 
-def _by_plan(built, options, front, stages):
+def _by_plan(built, options, part, front, stages):
     """`(plan, step, arguments)` by `stowax.plan`, `apply` and `place`."""
+    if part:
+        options = {**options, "donate": None}
+        built = dataclasses.replace(
+            built, step=jax.jit(built.step, donate_argnums=part)
+        )
     stages.append("plan")
     first, named = built.split(built.args)
     plan = front.plan(built.step, *first, **named, **options)
@@ -310,12 +317,13 @@ def _by_plan(built, options, front, stages):
 def _judged(plain, options, front, entry="plan"):
     program = plain.program
     built, stages = build(program, front.mark), []
+    part = (1,) if program.given_away == "a part" else ()
     started = time.perf_counter()
     try:
         if entry == "jit":
-            plan, planned, args = _by_jit(built, options, stages)
+            plan, planned, args = _by_jit(built, options, part, stages)
         else:
-            plan, planned, args = _by_plan(built, options, front, stages)
+            plan, planned, args = _by_plan(built, options, part, front, stages)
         planning = time.perf_counter() - started
         stages.append("call")
         got = _steps(built, planned, args)

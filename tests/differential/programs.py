@@ -130,6 +130,8 @@ HANDED = (
     "method",
     "object",
 )
+RESULTS = ("in order", "reversed")
+GIVEN_AWAY = ("as wished", "a part")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,8 @@ class Program:
     arguments: str = ARGUMENTS[0]
     size: str = SIZES[0]
     handed: str = HANDED[0]
+    results: str = RESULTS[0]
+    given_away: str = GIVEN_AWAY[0]
     layers: int = 2
     data: int = 0
 
@@ -157,7 +161,7 @@ class Program:
         """Every part, as the campaign counts them."""
         ops = sorted({*self.layer, *self.other})
         named = ("loop", "loss", "form", "around", "optimizer", "mesh", "dtype")
-        named += ("marks", "arguments", "size", "handed")
+        named += ("marks", "arguments", "size", "handed", "results", "given_away")
         return [f"layer: {name}" for name in ops] + [
             f"{name}: {getattr(self, name)}" for name in named
         ]
@@ -201,9 +205,14 @@ def draw(chooser):
     """A program and wishes of it."""
     program = draw_program(chooser)
     wishes = draw_wishes(chooser, program)
-    # Last: the seeds of records made before this part was there name the same programs.
+    # Last: the seeds of records made before these parts were there name such programs.
     handed = chooser.choose(HANDED[1:]) if chance(chooser, 3) else HANDED[0]
-    return dataclasses.replace(program, handed=handed), wishes
+    changes = {"handed": handed}
+    if program.arguments == "separate" and program.around != "gradients only":
+        changes["results"] = RESULTS[chance(chooser, 4)]
+        if handed == "function":
+            changes["given_away"] = GIVEN_AWAY[chance(chooser, 3)]
+    return dataclasses.replace(program, **changes), wishes
 
 
 def draw_program(chooser):
@@ -334,6 +343,8 @@ _PARTS = {
     "loss": LOSSES,
     "optimizer": OPTIMIZERS,
     "handed": HANDED,
+    "results": RESULTS,
+    "given_away": GIVEN_AWAY,
 }
 
 

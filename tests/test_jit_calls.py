@@ -176,3 +176,9 @@ def test_the_smallest_budget_is_no_more_than_the_step_takes_as_it_is_written():
     again = jit(step, budget=f"{amount}{unit}", cache=False)
     again(*args)
     assert again.plan.fits
+
+
+def test_an_argument_that_the_step_does_not_take_is_a_type_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rate'") as error:
+        jit(train_step, budget="60%")(*arguments(), rate=0.1)
+    assert isinstance(error.value, stowax.StowaxError)

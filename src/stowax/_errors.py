@@ -23,6 +23,10 @@ class ArgumentError(StowaxError, ValueError):
         super().__init__(f"{argument}: got {got}. {instead}")
 
 
+class CallError(ArgumentError, TypeError):
+    """An argument that the step does not take: a `TypeError` to Python."""
+
+
 class StepError(StowaxError, ValueError):
     """The training step cannot be planned as it is written."""
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import jax
 
 from .. import _jax_jit
-from .._errors import ArgumentError
+from .._errors import ArgumentError, CallError
 from ._leaves import Static
 
 NO_PROGRAM = (
@@ -110,7 +110,7 @@ class Known:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise ArgumentError(
+            raise CallError(
                 next(iter(kwargs)),
                 f"an argument that neither stowax nor the step takes so ({error})",
                 "Write the step's arguments as the step is called.",

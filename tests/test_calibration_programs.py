@@ -32,6 +32,7 @@ def instructions(program):
     return [i for c in program.computations.values() for i in c.instructions]
 
 
+@pytest.mark.usefixtures("full_effort")
 @pytest.mark.parametrize("name", [TPU, GPU])
 def test_a_copy_is_one_asynchronous_copy_per_device_and_nothing_else(name):
     devices = target(name).devices

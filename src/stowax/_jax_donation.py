@@ -6,19 +6,20 @@ which an argument that nobody put anywhere is not. Of a step that donates Adam's
 moments, in host memory, and not its parameters, it has the first moment overwritten by
 the new parameters: the compiled figures are wrong, and the program ends the process.
 But each type says in which memory its array lies. From the first program of a plan on
-that has arrays in host memory, the types count.
+that has arrays in host memory, the types count where nothing was told.
 
 Served: JAX 0.10 to 0.12.
 """
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax._src.interpreters import mlir as _mlir
 
+_HOST, _SPACE = "pinned_host", jax.memory.Space.Host
 _lock = threading.Lock()
 _installed = False
 
@@ -47,7 +48,8 @@ def _pairing(original: Callable[..., Any]) -> Callable[..., Any]:
         *rest: Any,
         **named: Any,
     ) -> Any:
-        here, there = ([_memory(a) for a in avals] for avals in (avals_in, avals_out))
+        here = _memories(avals_in, memories_in)
+        there = _memories(avals_out, memories_out)
         if _HOST in (*here, *there):
             memories_in, memories_out = here, there
         return original(
@@ -64,9 +66,10 @@ def _pairing(original: Callable[..., Any]) -> Callable[..., Any]:
     return pairing
 
 
-_HOST = "pinned_host"
-
-
-def _memory(aval: Any) -> str:
-    host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
-    return _HOST if host else "device"
+def _memories(avals: Sequence[Any], told: Sequence[str | None] | None) -> list[str]:
+    """The memories of arrays: what `jax.jit` was told of them, else what types say."""
+    told = told or [None] * len(avals)
+    return [
+        memory or (_HOST if getattr(aval, "memory_space", None) == _SPACE else "device")
+        for aval, memory in zip(avals, told, strict=True)
+    ]

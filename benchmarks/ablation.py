@@ -1,6 +1,6 @@
 """What each rule of the search is worth: plans with it and without, cell by cell.
 
-Ten training steps on an H200 and a TPU, four budgets each, planned as it is and with
+Eleven training steps on an H200 and a TPU, four budgets each, planned as it is and with
 one rule left out at a time. Each variant is a replacement of one of the search's own
 functions, in this process alone: the product has no switch for it. Programs are kept by
 content (`.ablation/`, which git ignores), so that a variant compiles what only it
@@ -22,7 +22,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import argparse
 import contextlib
 import dataclasses
-import importlib
 import math
 import pathlib
 import statistics
@@ -36,6 +35,7 @@ import stowax
 from benchmarks import _record, budgets, comparison_workloads
 from benchmarks._record import Stopwatch
 from benchmarks.models import mixtral, scan_transformer, vision
+from stowax._search._lessons import Lessons
 
 COMMAND = "python -m benchmarks.ablation"
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / ".ablation"
@@ -94,8 +94,8 @@ def _only_misfits(search: Any, attempt: Any) -> bool:
     return not search.fits(attempt)
 
 
-def _no_lessons(*_: Any) -> Any:
-    return importlib.import_module("stowax._search._lessons").Lessons()
+def _no_lessons(*_: Any) -> Lessons:
+    return Lessons()
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -124,18 +124,7 @@ def varied(name: str) -> Iterator[None]:
     """The search without a rule, for the time."""
     with contextlib.ExitStack() as stack:
         for path, other in VARIANTS[name].items():
-            module, _, attribute = path.rpartition(".")
-            owner, tail = f"stowax.{module}", []
-            while True:
-                try:
-                    found: Any = importlib.import_module(owner)
-                    break
-                except ModuleNotFoundError:
-                    owner, _, last = owner.rpartition(".")
-                    tail.insert(0, last)
-            for part in tail:
-                found = getattr(found, part)
-            stack.enter_context(mock.patch.object(found, attribute, other))
+            stack.enter_context(mock.patch(f"stowax.{path}", other))
         yield
 
 

@@ -1,5 +1,12 @@
 """The house plan as data: layers from the bottom up, and who may know JAX."""
 
+SHIMS = (
+    *("_jax", "_jax_autodiff", "_jax_donation", "_jax_hooks", "_jax_host_memory"),
+    *("_jax_jit", "_jax_layouts", "_jax_primitives", "_jax_processes"),
+    *("_jax_targets", "_mlir"),
+)
+"""The files that follow JAX's internals from version to version."""
+
 # Imports point to lower layers, or to the same layer where that makes no circle. A name
 # is a module or a package directly below `src/stowax`.
 LAYERS = (
@@ -7,18 +14,8 @@ LAYERS = (
     ("_records",),
     # Figures with sources, and the files that touch private JAX.
     (
-        *(
-            "_hardware",
-            "_jax",
-            "_jax_autodiff",
-            "_jax_donation",
-            "_jax_hooks",
-            "_jax_host_memory",
-        ),
-        "_jax_jit",
-        *("_jax_layouts", "_jax_primitives", "_jax_processes", "_jax_targets"),
-        *("_mark", "_mlir"),
-        *("_numpy_hooks", "_versions"),
+        *("_hardware", "_mark", "_numpy_hooks", "_versions"),
+        *SHIMS,
     ),
     ("integrations", "report"),
     # Two readers: of compiled programs, and of jaxprs.

@@ -13,26 +13,11 @@ import textwrap
 import pytest
 
 import stowax
-from house_plan import LAYERS, WITHOUT_JAX
+from house_plan import LAYERS, SHIMS, WITHOUT_JAX
 
 JAX = {"jax", "jaxlib", "flax", "optax", "equinox"}
 
-# The files that follow JAX's internals from version to version.
 INTERNALS = ("jax._src", "jax.extend", "jax.experimental", "jaxlib")
-MAY_TOUCH_INTERNALS = {
-    *(
-        "_jax",
-        "_jax_autodiff",
-        "_jax_donation",
-        "_jax_hooks",
-        "_jax_host_memory",
-        "_jax_jit",
-    ),
-    "_jax_layouts",
-    *("_jax_processes",),
-    *("_jax_primitives", "_jax_targets"),
-    "_mlir",
-}
 
 MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 70  # without its docstring
@@ -139,7 +124,7 @@ def violations(package, layers=LAYERS, without_jax=frozenset(WITHOUT_JAX)):
             where = f"{name}:{item.line}: imports {item.target}"
             if not item.target.startswith("."):
                 internal = is_within(item.target, INTERNALS)
-                if internal and unit not in MAY_TOUCH_INTERNALS:
+                if internal and unit not in SHIMS:
                     found.append(f"{where}; only _jax may")
                 elif knows_none and is_within(item.target, JAX):
                     found.append(f"{where}, and is to know no JAX")

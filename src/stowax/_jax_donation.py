@@ -30,7 +30,7 @@ def donate_within_memories() -> None:
     with _lock:
         if not _installed:
             original: Any = _mlir._set_up_aliases
-            _mlir._set_up_aliases = _pairing(original)  # pyright: ignore[reportPrivateUsage]
+            _mlir._set_up_aliases = _pairing(original)
             _installed = True
 
 

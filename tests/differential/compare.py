@@ -69,11 +69,16 @@ def moved(tree, size, seed):
     return jax.tree.map(move, tree)
 
 
+class Weak(np.ndarray):
+    """An array that JAX types weakly: what it meets next decides its dtype."""
+
+
 def on_host(tree):
     """Leaves as numpy arrays, keys as their numbers."""
 
     def get(leaf):
-        return np.asarray(jax.random.key_data(leaf) if is_typed_key(leaf) else leaf)
+        got = np.asarray(jax.random.key_data(leaf) if is_typed_key(leaf) else leaf)
+        return got.view(Weak) if getattr(leaf, "weak_type", False) else got
 
     return jax.tree.map(get, tree)
 
@@ -105,7 +110,8 @@ def _unlike(a, b):
     """Why two leaves cannot be compared; nothing if they can."""
     if a.shape != b.shape:
         return f"shape {b.shape} where it is {a.shape}"
-    return f"{b.dtype} where it is {a.dtype}" if a.dtype != b.dtype else ""
+    (mine, wanted) = (f"{'weak ' * isinstance(x, Weak)}{x.dtype}" for x in (b, a))
+    return f"{mine} where it is {wanted}" if mine != wanted else ""
 
 
 def difference(expected, got, variants):

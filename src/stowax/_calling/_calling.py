@@ -23,7 +23,7 @@ import jax
 from .._errors import ArgumentError, StowaxError
 from .._jax_jit import jit_info, spread_as_told
 from ._known import Known, KnownStep, known
-from ._leaves import Static, computed, flatten, in_modules, is_whole
+from ._leaves import Static, computed, flatten, in_modules, whole
 from ._objects import is_object, merge, split, update
 from ._told import placed_as_told, spread_as_objects_are
 
@@ -34,8 +34,9 @@ class Taken:
 
     `arrays` are trees with `None` for what is no array, positional arguments first,
     then `by_keyword` dicts of those by keyword: first of those that are given away.
-    `donated` are the positions of what is, `None` where nothing is said of that. `key`
-    says all but the arrays.
+    `donated` are the positions of what is, `None` where nothing is said of that.
+    `objects` says whether NNX's are changed in place (`_leaves.whole`). `key` says all
+    but the arrays.
     """
 
     arrays: tuple[Any, ...]
@@ -45,6 +46,7 @@ class Taken:
     definition: Any
     by_keyword: int
     donated: frozenset[int] | None
+    objects: bool
 
     @property
     def key(self) -> Hashable:
@@ -61,10 +63,11 @@ class Taken:
         """`args` with other arrays, flat; objects are the caller's own."""
         mine = jax.tree.unflatten(jax.tree.structure(self.arrays), arrays)
         leaves, pieces = _leaves_of(self.structure, self.flags, self.others, mine)
-        objects = [leaf for leaf in flatten(tuple(args))[0] if is_object(leaf)]
+        objects = [
+            leaf for leaf in flatten(tuple(args), self.objects)[0] if is_object(leaf)
+        ]
         update(objects, pieces)
-        whole = jax.tree.unflatten(self.structure, _with_objects(leaves, objects))
-        return tuple(whole)
+        return tuple(jax.tree.unflatten(self.structure, _with_objects(leaves, objects)))
 
     def put_together(
         self, arrays: Sequence[Any], *, inside: bool
@@ -73,8 +76,8 @@ class Taken:
 
         Outside of the call the objects are the caller's own, updated.
         """
-        own, whole = self.together(arrays, inside=inside)
-        return own, tuple(a.value if isinstance(a, Static) else a for a in whole)
+        own, args = self.together(arrays, inside=inside)
+        return own, tuple(a.value if isinstance(a, Static) else a for a in args)
 
     def together(
         self, arrays: Sequence[Any], *, inside: bool
@@ -93,16 +96,16 @@ def take(args: Sequence[Any], kwargs: Mapping[str, Any], known: Known) -> Taken:
     **Raises:** `ArgumentError` for what is neither an array nor hashable.
     """
     args, kwargs = known.ordered(args, kwargs)
-    args = placed_as_told(known.function, args)
+    args = placed_as_told(known.function, args, whole(known.objects))
     given = {k: v for k, v in kwargs.items() if k in known.given}
     kept = {k: v for k, v in kwargs.items() if k not in known.given}
     named = [part for part in (given, kept) if part]
     donated = known.donated
     if donated is not None and given:
         donated |= {len(args)}
-    whole = (*args, *named)
-    leaves, structure = flatten(whole)
-    flags = tuple(computed(whole, leaves, known.numbers))
+    objects, taken = known.objects, (*args, *named)
+    leaves, structure = flatten(taken, objects)
+    flags = tuple(computed(taken, leaves, numbers=known.numbers, objects=objects))
     definition, pieces = split([leaf for leaf in leaves if is_object(leaf)])
     following = iter(pieces)
     arrays = [
@@ -110,7 +113,7 @@ def take(args: Sequence[Any], kwargs: Mapping[str, Any], known: Known) -> Taken:
         for leaf, flag in zip(leaves, flags, strict=True)
     ]
     others = _others(leaves, flags)
-    _check_hashable(whole, others, flags)
+    _check_hashable(taken, others, flags, objects)
     arrays = spread_as_objects_are(known.function, arrays)
     return Taken(
         arrays=tuple(jax.tree.unflatten(structure, arrays)),
@@ -120,6 +123,7 @@ def take(args: Sequence[Any], kwargs: Mapping[str, Any], known: Known) -> Taken:
         definition=definition,
         by_keyword=len(named),
         donated=donated,
+        objects=objects,
     )
 
 
@@ -160,13 +164,15 @@ def _others(leaves: Sequence[Any], flags: Sequence[bool]) -> tuple[Any, ...]:
     )
 
 
-def _check_hashable(whole: Any, others: Sequence[Any], flags: Sequence[bool]) -> None:
+def _check_hashable(
+    tree: Any, others: Sequence[Any], flags: Sequence[bool], objects: bool
+) -> None:
     for number, other in enumerate(others):
         try:
             hash(other)
         except TypeError:
             positions = [k for k, flag in enumerate(flags) if not flag]
-            path, _ = jax.tree.leaves_with_path(whole, is_leaf=is_whole)[
+            path, _ = jax.tree.leaves_with_path(tree, is_leaf=whole(objects))[
                 positions[number]
             ]
             raise ArgumentError(
@@ -201,10 +207,10 @@ def _odd(taken: Taken) -> tuple[str, Any] | None:
     """The first argument that is neither an array nor at home in an object."""
     if taken.definition is not None or all(taken.flags):
         return None
-    _, whole = taken.together(taken.arrays, inside=True)
-    inside = in_modules(whole)
+    _, args = taken.together(taken.arrays, inside=True)
+    inside = in_modules(args, taken.objects)
     following = iter(taken.others)
-    paths = jax.tree.leaves_with_path(whole, is_leaf=is_whole)
+    paths = jax.tree.leaves_with_path(args, is_leaf=whole(taken.objects))
     for k, flag in enumerate(taken.flags):
         other = None if flag else next(following)
         if not flag and k not in inside and not isinstance(other, Static):
@@ -251,8 +257,9 @@ class Flat:
             for k, a in named.items()
         }
         out = self.step(*args[:by_position], **kwargs)
-        leaves, structure = flatten(out)
-        flags = computed(out, leaves, numbers=True)
+        objects = self.taken.objects
+        leaves, structure = flatten(out, objects)
+        flags = computed(out, leaves, numbers=True, objects=objects)
         made = [leaf for leaf in leaves if is_object(leaf)]
         definition, pieces = split((*own, *made))
         kept, new = pieces[: len(own)], iter(pieces[len(own) :])

@@ -34,6 +34,7 @@ class Known:
     nothing is said of that. Negative static ones count from the end of what a call is
     given. `numbers` tells whether Python's numbers are computed with. One that is
     `pmapped` spreads its arguments over devices itself, and is no part of a program.
+    `objects` tells whether NNX's are changed in place; to `jax.jit` they are values.
     """
 
     function: Callable[..., Any]
@@ -44,6 +45,7 @@ class Known:
     given: frozenset[str] = frozenset()
     numbers: bool = True
     pmapped: bool = False
+    objects: bool = True
 
     @property
     def bare(self) -> Callable[..., Any] | None:
@@ -159,11 +161,11 @@ def known(step: Callable[..., Any], options: Mapping[str, Any] | None = None) ->
         )
     if isinstance(step, KnownStep):
         return step.known
+    values = _jax_jit.jit_info(step) is not None
     if options:
-        info = _jax_jit.jit_info(step)
-        step = jax.jit(step if info is None else step.__wrapped__, **options)
+        step = jax.jit(step.__wrapped__ if values else step, **options)
     if (info := _jax_jit.jit_info(step)) is not None:
-        return _of_jit(step, info)
+        return dataclasses.replace(_of_jit(step, info), objects=not values)
     if _jax_jit.is_pmapped(step):
         return Known(function=step, jitted=True, pmapped=True)
     nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")

@@ -7,13 +7,13 @@ arrays) is the same in every call, or makes another step.
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from ._objects import is_object
+from ._objects import is_object, is_state
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -39,9 +39,24 @@ class Static:
         return hash((type(self.value), self.value))
 
 
-def is_whole(leaf: Any) -> bool:
-    """Whether a leaf is what a pytree library would take apart further."""
-    return isinstance(leaf, Static) or is_object(leaf)
+def whole(objects: bool) -> Callable[[Any], bool]:
+    """What stays a leaf that a pytree library would take apart further: for one tree.
+
+    **Arguments:** `objects` says whether NNX's are changed in place, as under
+    `nnx.jit`. To `jax.jit` they are trees of values, and so is an `nnx.State`
+    everywhere: what becomes of its variables is what the step returns.
+    """
+    values = set[int]()
+
+    def stays(leaf: Any) -> bool:
+        if isinstance(leaf, Static):
+            return True
+        if objects and is_state(leaf):
+            inside = jax.tree.leaves(leaf, is_leaf=is_object)
+            values.update(id(each) for each in inside if is_object(each))
+        return objects and is_object(leaf) and id(leaf) not in values
+
+    return stays
 
 
 def is_array(leaf: Any) -> bool:
@@ -49,12 +64,14 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
-def flatten(tree: Any) -> tuple[list[Any], Any]:
+def flatten(tree: Any, objects: bool) -> tuple[list[Any], Any]:
     """Leaves and structure, objects and static arguments as leaves."""
-    return jax.tree.flatten(tree, is_leaf=is_whole)
+    return jax.tree.flatten(tree, is_leaf=whole(objects))
 
 
-def computed(tree: Any, leaves: Sequence[Any], numbers: bool) -> list[bool]:
+def computed(
+    tree: Any, leaves: Sequence[Any], *, numbers: bool, objects: bool
+) -> list[bool]:
     """Which of the leaves of `tree` the step computes with; objects are not.
 
     **Arguments:** `numbers` says whether Python's are: `jax.jit` traces them,
@@ -64,14 +81,14 @@ def computed(tree: Any, leaves: Sequence[Any], numbers: bool) -> list[bool]:
     flags = [is_array(leaf) for leaf in leaves]
     if not numbers or all(flags):
         return flags
-    fields = in_modules(tree)
+    fields = in_modules(tree, objects)
     return [
         flag or (isinstance(leaf, _NUMBERS) and k not in fields)
         for k, (flag, leaf) in enumerate(zip(flags, leaves, strict=True))
     ]
 
 
-def in_modules(tree: Any) -> set[int]:
+def in_modules(tree: Any, objects: bool) -> set[int]:
     """The positions of leaves that belong to Equinox modules."""
     equinox = sys.modules.get("equinox")
     if equinox is None:
@@ -81,9 +98,9 @@ def in_modules(tree: Any) -> set[int]:
         return isinstance(leaf, equinox.Module)
 
     found, position = set[int](), 0
-    whole = lambda leaf: is_module(leaf) or is_whole(leaf)
-    for leaf in jax.tree.leaves(tree, is_leaf=whole):
-        count = len(flatten(leaf)[0]) if is_module(leaf) else 1
+    stays = whole(objects)
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: is_module(x) or stays(x)):
+        count = len(flatten(leaf, objects)[0]) if is_module(leaf) else 1
         if is_module(leaf):
             found.update(range(position, position + count))
         position += count

@@ -6,7 +6,7 @@ inside of a program of its own, where these shardings come too late: arguments a
 there first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,14 +15,16 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from .. import _jax
 from .._jax_jit import jit_info
-from ._leaves import Static, is_array, is_whole
+from ._leaves import Static, is_array
 
 
-def placed_as_told(function: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+def placed_as_told(
+    function: Any, args: Sequence[Any], stays: Callable[[Any], bool]
+) -> tuple[Any, ...]:
     """`args` where `in_shardings` wants them, those that are not spread already.
 
-    What nothing is said of goes to all devices of the shardings. In a trace nothing
-    lies anywhere.
+    What `stays` a leaf is left alone. What nothing is said of goes to all devices of
+    the shardings. In a trace nothing lies anywhere.
     """
     info = jit_info(function)
     if info is None or _jax.is_tracing() or not (told := _shardings(info)):
@@ -35,7 +37,7 @@ def placed_as_told(function: Any, args: Sequence[Any]) -> tuple[Any, ...]:
 
     def put(told: Any, tree: Any) -> Any:
         sharding = _resolved(told) or home
-        return jax.tree.map(lambda a: _put(a, sharding), tree, is_leaf=is_whole)
+        return jax.tree.map(lambda a: _put(a, sharding), tree, is_leaf=stays)
 
     try:
         placed = iter(

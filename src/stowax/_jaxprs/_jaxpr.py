@@ -148,6 +148,19 @@ def spec_of(aval: Any) -> jax.ShapeDtypeStruct:
     )
 
 
+def typed_as(value: Any, aval: Any) -> Any:
+    """`value`, weakly typed if `aval` is, and only then: promotion depends on it.
+
+    Equations that are bound again may make another type than the user's code did.
+    """
+    weak = bool(getattr(aval, "weak_type", False))
+    if bool(getattr(_jax.aval_of(value), "weak_type", False)) == weak:
+        return value
+    return jax.lax.convert_element_type_p.bind(
+        value, new_dtype=aval.dtype, weak_type=weak, sharding=None
+    )
+
+
 def trace(function: Callable[..., Any], *specs: Any) -> Any:
     """`jax.make_jaxpr`, also under `jax.disable_jit`, where scans must stay scans."""
     return _jax.retype(jax.make_jaxpr(function))(*specs)

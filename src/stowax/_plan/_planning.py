@@ -14,9 +14,9 @@ from .._calling._known import NO_PROGRAM, Known, known
 from .._calling._objects import together
 from .._errors import ArgumentError
 from .._search._loop import MOST_COMPILES
+from .._target._foreign import target_for
 from .._target._machine import Target
 from .._target._program_cache import cache_in
-from .._target._target import target as find_target
 from . import _asked
 from ._finding import Asked, find, traced
 from ._plan import Plan
@@ -53,7 +53,8 @@ def plan(
     - `budget`: device memory per device, bytes or text (`"16GiB"`), or a share of what
       the step takes as it is written (`"60%"`); `None`: what the target has.
       `host_budget`: bytes of host memory per device, or text.
-    - `target`: a name (`"v5p-8"`) or a `Target`; `None`: the attached device.
+    - `target`: a name (`"v5p-8"`) or a `Target`; `None`: the devices that `args` are
+      sharded over, else the attached ones.
     - `pin`: pattern → decision, on names, roles and source lines of values
       (`{"*attention*": "keep"}`). `forbid`: decisions that may not be used
       (`"offload"`, `"recompute:*attention*"` for some values, `"host update"`).
@@ -85,25 +86,28 @@ def plan(
     print(plan)
     ```
     """
-    machine = target if isinstance(target, Target) else find_target(target)
-    _asked.device_budget(budget, machine)  # an error names `budget`, not `budgets`
-    (made,) = plans(
-        step,
-        *args,
-        budgets=(budget,),
-        host_budget=host_budget,
-        target=machine,
-        pin=pin,
-        forbid=forbid,
-        keep_checkpoint=keep_checkpoint,
-        roll=roll,
-        donate=donate,
-        compiler_options=compiler_options,
-        compiles=compiles,
-        cache=cache,
-        progress=progress,
-        **kwargs,
-    )
+    try:
+        (made,) = plans(
+            step,
+            *args,
+            budgets=(budget,),
+            host_budget=host_budget,
+            target=target,
+            pin=pin,
+            forbid=forbid,
+            keep_checkpoint=keep_checkpoint,
+            roll=roll,
+            donate=donate,
+            compiler_options=compiler_options,
+            compiles=compiles,
+            cache=cache,
+            progress=progress,
+            **kwargs,
+        )
+    except ArgumentError as error:
+        if error.argument != "budgets":
+            raise
+        raise ArgumentError("budget", error.got, error.instead) from None
     return made
 
 
@@ -200,7 +204,7 @@ def asked_for(
     started = time.perf_counter()
     _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
     _asked.check_compiles(compiles, MOST_COMPILES)
-    machine = target if isinstance(target, Target) else find_target(target)
+    machine = target_for(target, args)
     limits = _asked.device_budgets(budgets, machine)
     memory = _asked.host_budget(host_budget, machine)
     programs = cache_in(cache)

@@ -15,7 +15,7 @@ import jax
 
 from .. import _jax
 from .._errors import PlanMismatchError
-from .._jaxprs._jaxpr import spec_of, trace
+from .._jaxprs._jaxpr import spec_of, trace, typed_as
 from .._layers._boundary import Emission
 from .._layers._host_layers import Partition
 from .._update._blocks import BlockSize
@@ -107,6 +107,8 @@ def stream_state(
             on_host=hosted.on_host,
             late=hosted.late,
         )
+        types = (variable.aval for variable in _jax.open_jaxpr(jaxpr).outvars)
+        out = [typed_as(value, aval) for value, aval in zip(out, types, strict=True)]
         return jax.tree.unflatten(results[-1], out)
 
     return streaming

@@ -37,7 +37,7 @@ def check_traced(
             "step: it returns no array, so nothing that it computes is used. Return "
             "the new state and the loss."
         )
-    if changed := _lost_changes(recording, arguments):
+    if changed := _lost_changes(recording, arguments, roles):
         raise StepError(
             f"step: it changes {changed} in place and does not return it, and under "
             f"jax.jit such a change is lost. {_RETURN}"
@@ -93,10 +93,12 @@ def _many(parameter: Any) -> bool:
     return isinstance(parameter, tuple | list)
 
 
-def _lost_changes(recording: Recording, arguments: Sequence[Any]) -> str | None:
-    """The path of state that the step changes in place and does not return."""
+def _lost_changes(
+    recording: Recording, arguments: Sequence[Any], roles: Roles
+) -> str | None:
+    """The path of state that the step changes in place and returns in no way."""
     for i in recording.changed:
-        if arguments[i].role in _STATE:
+        if arguments[i].role in _STATE and i not in roles.updates:
             return arguments[i].path
     return None
 

@@ -30,7 +30,7 @@ from .._jax_primitives import (
     is_ordered,
     tangent_type,
 )
-from .._jaxprs._jaxpr import evaluate, spec_of
+from .._jaxprs._jaxpr import evaluate, spec_of, typed_as
 from .._layers._calls import Call, name_of, trace_call
 from .._layers._objects import without_objects
 from .._layers._rewrite import Rewriter
@@ -84,7 +84,7 @@ class Recording:
             out = evaluate(self.jaxpr, values, keep_checkpoint=always, visit=as_is)
         variables = _jax.open_jaxpr(self.jaxpr).outvars
         return [
-            _typed(value, variable.aval)
+            typed_as(value, variable.aval)
             for value, variable in zip(out, variables, strict=True)
         ]
 
@@ -133,13 +133,6 @@ def record_step(
         names=tuple(dict.fromkeys(recorder.names)),
         changed=seen["changed"],
     )
-
-
-def _typed(value: Any, aval: Any) -> Any:
-    """A result with the type that the step gives it: weak types are lost on the way."""
-    if getattr(aval, "weak_type", False) or not _jax.aval_of(value).weak_type:
-        return value
-    return jax.lax.convert_element_type(value, aval.dtype)
 
 
 def _changed(

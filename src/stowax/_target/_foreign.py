@@ -1,0 +1,78 @@
+"""The machine that a step's arguments name by their shardings.
+
+Scripts that compile ahead of time (MaxText's `train_compile`, whatever calls
+`jax.experimental.topologies`) shard over devices of a TPU that is not there, made by
+another client than ours. Those devices are the target.
+"""
+
+from typing import Any
+
+import jax
+
+from .._errors import NothingToPlanError
+from .._hardware._hardware import chip_of_kind
+from ._machine import Target, make_target
+from ._target import attached_devices, platform_name, target, targets
+
+
+def target_for(wanted: str | Target | None, args: Any) -> Target:
+    """The target that is wanted; by default the one whose devices `args` are over.
+
+    A wanted name of the same machine is that machine with the devices of `args`.
+
+    **Raises:** `NothingToPlanError` for arguments over devices that make up no target,
+    where none is wanted; else what `stowax.target` raises.
+    """
+    if isinstance(wanted, Target):
+        return wanted
+    devices = _spread_over(args)
+    here = attached_devices(None)
+    if not devices or devices <= {*here}:
+        return target(wanted)
+    named = _named(devices)
+    if named is not None and wanted in (None, named.name):
+        return named
+    if wanted is not None:
+        return target(wanted)
+    names = sorted(map(str, devices))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    raise NothingToPlanError(
+        f"step: its arguments are sharded over {', '.join(names[:3])}{more}, which are "
+        f"not this machine's ({here[0].device_kind}). Name the machine that they stand "
+        "for: target='h200x8', say, or another one of stowax.targets()."
+    )
+
+
+def _spread_over(args: Any) -> set[Any]:
+    """The devices that some leaf names: by a mesh of several, or as a type alone."""
+    found: set[Any] = set()
+    for leaf in jax.tree.leaves(args):
+        devices = getattr(getattr(leaf, "sharding", None), "device_set", ())
+        if len(devices) > 1 or not isinstance(leaf, jax.Array):
+            found |= {*devices}
+    return found
+
+
+def _named(devices: set[Any]) -> Target | None:
+    """The machine that is made of these devices, under its name."""
+    ordered = tuple(sorted(devices, key=lambda device: device.id))
+    if attached := _attached(ordered):
+        return attached
+    chip = chip_of_kind(ordered[0].device_kind)
+    if chip is None or chip.platform != "tpu":
+        return None  # a GPU that is not there has no memories to plan with
+    for record in targets():
+        same = record.chip.key == chip.key and record.device_count == len(ordered)
+        if same and not record.attached:
+            return make_target(record.name, chip, ordered)
+    return None
+
+
+def _attached(devices: tuple[Any, ...]) -> Target | None:
+    """Attached devices that are not JAX's default ones: the CPU beside a GPU."""
+    name = platform_name(devices[0])
+    try:
+        there = jax.devices(name)
+    except RuntimeError:
+        return None
+    return target(name) if {*devices} <= {*there} else None

@@ -1,0 +1,70 @@
+"""Arguments that name a machine by their shardings, and no target is."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import stowax
+from stowax._errors import NothingToPlanError
+
+WIDTH, LAYERS = 256, 4
+
+
+def step(w, x):
+    def loss(w):
+        out, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, w)
+        return jnp.mean(out**2)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w))
+
+
+def specs(machine, shape=(2, 2)):
+    mesh = machine.mesh(shape, ("data", "model"))
+    place = lambda *names: jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec(*names)
+    )
+    w = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32, sharding=place())
+    x = jax.ShapeDtypeStruct((1024, WIDTH), jnp.float32, sharding=place("data"))
+    return w, x
+
+
+def test_the_target_is_the_machine_that_the_arguments_are_over():
+    w, x = specs(stowax.target("v5p-8"))
+    plan = stowax.plan(step, w, x, budget="80%", progress=False)
+    assert plan.target == "v5p-8"
+    assert plan.compile_only
+    assert plan.fits
+
+
+def test_what_is_compiled_ahead_is_planned_for_its_own_machine():
+    w, x = specs(stowax.target("v5p-8"))
+    planned = stowax.jit(step, budget="80%", progress=False, donate_argnums=0)
+    memory = planned.lower(w, x).compile().memory_analysis()
+    assert planned.plan.target == "v5p-8"
+    taken = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    assert taken <= planned.plan.budget_bytes
+
+
+def test_a_named_target_takes_another_clients_devices():
+    topology = pytest.importorskip("jax.experimental.topologies")
+    theirs = topology.get_topology_desc("v5p:2x2x1", platform="tpu").devices
+    mesh = jax.sharding.Mesh([[*theirs[:2]], [*theirs[2:]]], ("data", "model"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    w, x = (s.update(sharding=whole) for s in specs(stowax.target("v5p-8")))
+    plan = stowax.plan(step, w, x, budget="90%", target="v5p-8", progress=False)
+    assert plan.target == "v5p-8"
+
+
+def test_devices_that_are_no_machine_have_to_be_named():
+    w, x = specs(stowax.target("h200x8"))
+    with pytest.raises(NothingToPlanError, match="Name the machine that they stand"):
+        stowax.plan(step, w, x, progress=False)
+
+
+def test_one_that_cannot_be_planned_for_is_lowered_as_it_is_written():
+    w, x = specs(stowax.target("h200x8"))
+    lines = []
+    planned = stowax.jit(step, budget="80%", progress=lines.append)
+    assert planned.trace(w, x).jaxpr.jaxpr.outvars
+    assert planned.plan is None
+    assert any("runs as jax.jit would run it" in line for line in lines)

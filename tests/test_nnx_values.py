@@ -1,0 +1,89 @@
+"""NNX's variables where they are values: under `jax.jit`, and in an `nnx.State`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import stowax
+from stowax._errors import StepError
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+WIDTH = 64
+jit = functools.partial(stowax.jit, progress=False, budget="100%")
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.calls = nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return jnp.tanh(self.layer(x))
+
+
+def batch():
+    return jnp.asarray(np.random.default_rng(0).normal(size=(128, WIDTH)), jnp.float32)
+
+
+def in_place(model, x):
+    loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(x) - x) ** 2))(model)
+    new = jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model, nnx.Param), grads)
+    nnx.update(model, new)
+    return loss
+
+
+def functional():
+    definition, state = nnx.split(Model(nnx.Rngs(0)))
+
+    def step(state, x):
+        model = nnx.merge(definition, state)
+        loss = in_place(model, x)
+        return nnx.state(model), loss
+
+    return step, state
+
+
+@pytest.mark.parametrize("form", ["jitted", "not jitted"])
+def test_state_that_is_returned_is_returned_once(form):
+    step, state = functional()
+    plain = jax.jit(step, donate_argnums=0)
+    planned = jit(plain) if form == "jitted" else jit(step, donate_argnums=0)
+    given = jax.tree.map(jnp.copy, state)
+    _, loss = planned(given, batch())
+    results = jax.tree.leaves(planned.lower(state, batch()).out_info)
+    assert len(results) == len(jax.tree.leaves(plain.eval_shape(state, batch())))
+    np.testing.assert_allclose(loss, plain(state, batch())[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["jitted", "not jitted"])
+def test_a_state_that_was_given_stays_what_it_was(form):
+    step, state = functional()
+    planned = jit(jax.jit(step) if form == "jitted" else step)
+    new, _ = planned(state, batch())
+    assert float(state["calls"][...]) == 0
+    assert float(new["calls"][...]) == 1
+
+
+def test_jax_jit_changes_no_module_of_the_callers():
+    model = Model(nnx.Rngs(0))
+
+    def step(model, x):
+        loss, grads = jax.value_and_grad(lambda m: jnp.mean((m(x) - x) ** 2))(model)
+        model.calls[...] += 1
+        return jax.tree.map(lambda p, g: p - 0.1 * g, model, grads), loss
+
+    expected, _ = jax.jit(step)(model, batch())
+    new, _ = jit(jax.jit(step))(model, batch())
+    assert float(model.calls[...]) == 0
+    jax.tree.map(np.testing.assert_allclose, new, expected)
+
+
+def test_a_module_whose_training_jax_jit_would_lose_is_refused():
+    with pytest.raises(StepError, match=r"under jax\.jit such a change is lost"):
+        jit(jax.jit(in_place))(Model(nnx.Rngs(0)), batch())

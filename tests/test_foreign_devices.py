@@ -68,3 +68,21 @@ def test_one_that_cannot_be_planned_for_is_lowered_as_it_is_written():
     assert planned.trace(w, x).jaxpr.jaxpr.outvars
     assert planned.plan is None
     assert any("runs as jax.jit would run it" in line for line in lines)
+
+
+def test_what_a_plan_places_goes_to_the_arguments_own_machine():
+    topology = pytest.importorskip("jax.experimental.topologies")
+    theirs = topology.get_topology_desc("v5p:2x2x1", platform="tpu").devices
+    mesh = jax.sharding.Mesh([[*theirs[:2]], [*theirs[2:]]], ("data", "model"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    w = jax.ShapeDtypeStruct((LAYERS, 1024, 1024), jnp.float32, sharding=whole)
+    x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=whole)
+    planned = stowax.jit(
+        step,
+        budget="100%",
+        pin={"parameter": "offload"},
+        progress=False,
+        donate_argnums=0,
+    )
+    memory = planned.lower(w, x).compile().memory_analysis()
+    assert memory.host_argument_size_in_bytes == LAYERS * 1024 * 1024 * 4

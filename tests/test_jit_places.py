@@ -233,3 +233,32 @@ def test_positions_from_the_end_of_any_number_of_arguments(usual_promotion):
         jit(train_step, static_argnums=7)
     with pytest.raises(ValueError, match="zz"):
         jit(train_step, static_argnames="zz")
+
+
+def test_an_array_that_is_also_kept_is_not_overwritten(usual_promotion):
+    """A reference model starts as the policy, and stays while the policy is trained."""
+
+    def step(policy, momentum, reference, x):
+        def loss_fn(p):
+            layer = lambda h, w: (h + jnp.tanh(h @ w), None)
+            mine, theirs = (jax.lax.scan(layer, x, w)[0] for w in (p, reference))
+            return jnp.mean((mine - theirs) ** 2) + jnp.mean(mine**2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(policy)
+        momentum = 0.9 * momentum + grads
+        return policy - 0.1 * momentum, momentum, loss
+
+    policy = reference = 0.2 * jax.random.normal(jax.random.key(0), (4, 48, 48))
+    momentum, x = jnp.zeros_like(policy), jnp.ones((16, 48))
+    before = np.asarray(reference).copy()
+    planned = stowax.jit(
+        step,
+        target="h200",
+        budget="150%",
+        pin={"optimizer state": "offload"},
+        progress=False,
+    )
+    for _ in range(3):
+        policy, momentum, _ = planned(policy, momentum, reference, x)
+    assert 0 in planned.plan.donate_argnums
+    np.testing.assert_array_equal(reference, before)

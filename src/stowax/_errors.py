@@ -82,7 +82,14 @@ class TransferError(StowaxError, RuntimeError):
 
 
 class OffloadVanishedError(StowaxError, RuntimeError):
-    """The compiled program does not hold the copies that the plan decided on."""
+    """The compiled program does not hold the copies that the plan decided on.
+
+    **Arguments:** `scopes` are the names that these copies have in the program.
+    """
+
+    def __init__(self, message: str, scopes: tuple[str, ...] = ()):
+        super().__init__(message)
+        self.scopes = scopes
 
 
 _LESS_MEMORY = {

@@ -73,22 +73,31 @@ def apart(arrays: Sequence[Any], donated: Sequence[int]) -> tuple[Any, ...]:
     """`arrays`, where what is given away is nothing else's, too.
 
     A target network starts as the online network: the same arrays twice. JAX refuses
-    to be given a buffer that it may overwrite, and to be given it once more.
+    to be given a buffer that it may overwrite, and to be given it once more. What is
+    given away is a copy then: the other one stays the caller's.
     """
     if not donated:
         return tuple(arrays)
     uses = collections.Counter(id(leaf) for leaf in jax.tree.leaves(tuple(arrays)))
-    seen = set[int]()
+    held = {
+        id(leaf)
+        for position, tree in enumerate(arrays)
+        if position not in donated
+        for leaf in jax.tree.leaves(tree)
+    }
 
     def own(leaf: Any) -> Any:
         if uses[id(leaf)] == 1 or not isinstance(leaf, jax.Array):
             return leaf
-        if id(leaf) in seen:
+        if id(leaf) in held:
             return jax.device_put(leaf, leaf.sharding, may_alias=False)
-        seen.add(id(leaf))
+        held.add(id(leaf))
         return leaf
 
-    return jax.tree.map(own, tuple(arrays))
+    return tuple(
+        jax.tree.map(own, tree) if position in donated else tree
+        for position, tree in enumerate(arrays)
+    )
 
 
 def is_about_donation(error: Exception) -> bool:

@@ -22,7 +22,7 @@ from .._state._places import (
     put,
     spec_in,
 )
-from .._target._target import target as find_target
+from .._target._foreign import target_for
 from ._applied import Applied
 from ._effect import put_into_effect, why_it_does_not_fit
 
@@ -80,7 +80,7 @@ class Plan(PlanRecord):
         `PlanMismatchError` for state of other shapes or dtypes than the planned.
         """
         kinds = planned_kinds(self.arguments, args)
-        specs = attached_specs(args) or find_target(self.target).specs(*args)
+        specs = attached_specs(args) or target_for(self.target, args).specs(*args)
         leaves, structure = jax.tree.flatten_with_path(tuple(specs))
         placed = jax.tree.unflatten(
             structure,

@@ -3,14 +3,15 @@
 A compiler may refuse a program for other reasons than memory: a layout that it has no
 copy for, a slice of a kind that it does not know. That is not the user's error, and no
 reason to have no plan. The value that the compiler's words name stays on the device; if
-they name none, or that does not help, more stays, and at last everything.
+they name none, or that does not help, more stays, and at last everything. So it goes
+where the compiler leaves copies out (two like passes that it makes one of, say).
 """
 
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
 
-from .._errors import StowaxError
+from .._errors import OffloadVanishedError, StowaxError
 from .._records._stages import Body, Value
 from .._survey._held import holding
 from .._survey._survey import Survey
@@ -19,7 +20,7 @@ from ._loop import Search
 
 # Named scopes of copies: of state and gradients by argument, of layers' values.
 _STATE = re.compile(r"stowax\.(?:state|gradient)\.(\d+)")
-_LAYER = re.compile(r"stowax\.(?:offload|fetch)\.([^/()\"\s]+?)\.(\d+)")
+_LAYER = re.compile(r"stowax\.(?:offload|fetch)\.([^/()\"\s]+)\.(\d+)")
 
 Stays = Callable[[Body, Value], bool]
 
@@ -31,7 +32,9 @@ def narrower(search: Search, error: StowaxError) -> Iterator[Search]:
     possible for, and the plan's notes say what it is not.
     """
     survey = search.survey
-    named = _named(survey, str(error))
+    vanished = isinstance(error, OffloadVanishedError)
+    words = " ".join((str(error), *(error.scopes if vanished else ())))
+    named = _named(survey, words)
     ways: tuple[tuple[str, Stays], ...] = (
         ("what it names", lambda b, v: (b.name, v.index) in named),
         ("parameters", lambda b, v: v.role == "parameter"),
@@ -44,8 +47,9 @@ def narrower(search: Search, error: StowaxError) -> Iterator[Search]:
         own = _keeping(survey, done)
         if own.bodies == survey.bodies:
             continue
+        why = "left copies out of" if vanished else "refused"
         note = (
-            f"{what} may not be offloaded: the compiler refused the program "
+            f"{what} may not be offloaded: the compiler {why} the program "
             f"({_first_line(error)})"
         )
         refused = (*survey.refused, note)

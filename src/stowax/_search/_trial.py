@@ -48,7 +48,7 @@ class Measured:
 
     trial: Trial
     inspection: Any | None
-    vanished: tuple[str, ...] = ()
+    vanished: Mapping[str, str] = dataclasses.field(default_factory=dict)
     not_on_host: tuple[str, ...] = ()
     loops: Windows = dataclasses.field(default_factory=dict)
     was_kept: bool = False
@@ -124,12 +124,12 @@ def compile_and_read(
     memory = inspection.memory
     seconds = inspection.timeline.step_seconds
     trial = tried(memory.device.total, memory.host.total, seconds)
-    lost: tuple[str, ...] = ()
+    lost: dict[str, str] = {}
     away: tuple[str, ...] = ()
     if plan is not None:
         lost = _vanished(survey, inspection, plan)
     if plan is not None and plan.hosted:
-        lost += _not_streamed(survey, inspection, lowered)
+        lost |= _not_streamed(survey, inspection, lowered)
         absent = {*plan.hosted.on_host} - updated_leaves(program)
         away = tuple(survey.step.arguments[i].path for i in sorted(absent))
     return Measured(
@@ -157,15 +157,15 @@ def _check_places(program: Program, target: str) -> None:
         )
 
 
-def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> tuple[str, ...]:
-    """Planned copies that the compiled program does not hold, by value name.
+def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> dict[str, str]:
+    """Planned copies that the compiled program does not hold: scope, value name.
 
     XLA may join copies or rename them, so a value counts as lost only if its own scope
     is nowhere and the bytes that do move fall short as well.
     """
     bodies = {body.name: body for body in survey.bodies}
     specs = jax.tree.leaves(survey.specs)
-    planned, lost = 0, []
+    planned, lost = 0, {}
     for name, stack in plan.stacks.items():
         body = bodies[name]
         for number, how in stack.stored.items():
@@ -173,22 +173,24 @@ def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> tuple[str, ...
                 continue
             value = body.values[number]
             planned += body.count * value.bytes
-            if not transfers_named(inspection, f"stowax.offload.{name}.{number}"):
-                lost.append(f"{value.name} ({value.source})")
+            scope = f"stowax.offload.{name}.{number}"
+            if not transfers_named(inspection, scope):
+                lost[scope] = f"{value.name} ({value.source})"
     hosted = plan.hosted.shards if plan.hosted else {}
     # What the host updates does not cross the link at the update: see `not_on_host`.
     on_host = plan.hosted.on_host if plan.hosted else ()
     written = _written(survey).difference(on_host)
     for i in hosted:
         planned += device_bytes(specs[i]) if i in written else 0
-        if i in written and not transfers_named(inspection, f"stowax.state.{i}"):
-            lost.append(survey.step.arguments[i].path)
+        scope = f"stowax.state.{i}"
+        if i in written and not transfers_named(inspection, scope):
+            lost[scope] = survey.step.arguments[i].path
     moved = sum(
         t.bytes * t.trips
         for t in inspection.transfers
         if t.direction == "device-to-host" and GRADIENTS not in t.op_name
     )
-    return tuple(lost) if moved < _ENOUGH * planned else ()
+    return lost if moved < _ENOUGH * planned else {}
 
 
 def _written(survey: Survey) -> set[int]:
@@ -199,8 +201,10 @@ def _written(survey: Survey) -> set[int]:
     return {i for value, own in values if value.update_out for i in own}
 
 
-def _not_streamed(survey: Survey, inspection: Any, lowered: Any) -> tuple[str, ...]:
+def _not_streamed(survey: Survey, inspection: Any, lowered: Any) -> dict[str, str]:
     """Weights that loops were to fetch, gradients that they were to write, and do not.
+
+    By scope, as `_vanished` has them.
 
     What was planned is read off the lowered program. The compiler drops the names of
     copies in branches, so there may be copies without one in the place of a missing
@@ -211,7 +215,7 @@ def _not_streamed(survey: Survey, inspection: Any, lowered: Any) -> tuple[str, .
     for function in graph.functions.values():
         for scope, moved in _streams(function, survey):
             planned[scope] = planned.get(scope, 0.0) + moved
-    lost = []
+    lost = {}
     for prefix, direction in _STREAMS.items():
         mine = {s: n for s, n in planned.items() if s.startswith(prefix)}
         copies = [t for t in inspection.transfers if t.direction == direction]
@@ -222,8 +226,8 @@ def _not_streamed(survey: Survey, inspection: Any, lowered: Any) -> tuple[str, .
             spare += max(0.0, sum(t.bytes * t.trips for t in found) - expected)
             gone += [] if found else [scope]
         if spare < _ENOUGH * sum(mine[scope] for scope in gone):
-            lost += [_stream_name(survey, scope) for scope in gone]
-    return tuple(lost)
+            lost.update((scope, _stream_name(survey, scope)) for scope in gone)
+    return lost
 
 
 def _streams(
@@ -268,8 +272,9 @@ def check_offloads(measured: Measured) -> None:
         raise OffloadVanishedError(
             "The compiled program does not copy these values to the host, or not back "
             "to where they are read, although the plan offloads them: "
-            f"{', '.join(measured.vanished)}. Pin them to 'keep' or 'recompute', and "
-            "please report it with the step: it is stowax's fault."
+            f"{', '.join(measured.vanished.values())}. Pin them to 'keep' or "
+            "'recompute', and please report it with the step: it is stowax's fault.",
+            tuple(measured.vanished),
         )
     if measured.not_on_host:
         raise OffloadVanishedError(

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from .._hardware._pinned import VARIABLE
-from .._records._plan import Baseline, DecisionRecord, PlanRecord
+from .._records._plan import Baseline, DecisionRecord, PinPrice, PlanRecord
 from .._units import format_bytes, format_room, format_seconds
 from ._decisions_text import decision_lines, stack_titles
 from ._layout import Align, count_of, cut, facts, lines_of, table, text_width
@@ -189,16 +189,7 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
         pairs += _more_memory(record)
         if record.smallest_budget:
             pairs.append(("at least", _smallest(record)))
-    for pin in record.pins:
-        price = f"costs {format_seconds(pin.seconds)} per step"
-        pairs.append(
-            (
-                "pin",
-                f"{pin.pattern!r} to {pin.decision} "
-                f"({count_of(pin.matched, 'value')}): "
-                f"{price if pin.seconds > 0 else 'costs nothing'}",
-            )
-        )
+    pairs += [("pin", _pin(pin, record)) for pin in record.pins]
     if record.unpriced:
         pairs.append(("not priced", _listed(record.unpriced, 6)))
     pairs += [("note", note) for note in record.notes if _concerns(note, record)]
@@ -209,6 +200,19 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
     if record.trials:
         pairs.append(("compiled", _trials(record)))
     return pairs
+
+
+def _pin(pin: PinPrice, record: PlanRecord) -> str:
+    """What a pin costs, or of how many of its values it could not be kept."""
+    text = f"{pin.pattern!r} to {pin.decision} ({count_of(pin.matched, 'value')})"
+    mine = [d.decision for d in record.decisions if d.pinned == pin.pattern]
+    lost = pin.matched - mine.count(pin.decision)
+    if pin.decision == "offload" and lost > 0:  # the compiler refused
+        of = f" for {lost} of them" if lost < pin.matched else ""
+        return f"{text}: not possible{of}, for the reason noted"
+    if pin.seconds > 0:
+        return f"{text}: costs {format_seconds(pin.seconds)} per step"
+    return f"{text}: costs nothing"
 
 
 def _step_time(record: PlanRecord) -> str:

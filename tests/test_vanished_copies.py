@@ -1,0 +1,53 @@
+"""Copies that the compiler leaves out: what they are of stays, and nothing else."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import stowax
+
+LAYERS, WIDTH = 4, 48
+
+
+def forward(w, x):
+    out, _ = jax.lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x, w)
+    return out
+
+
+def step(w, moment, x):
+    # The same pass twice: the compiler makes one of the two, and one's copies go.
+    loss = lambda w: (forward(w, x) - 1).mean() ** 2 + (forward(w, x) ** 2).mean()
+    gradient = jax.grad(loss)(w)
+    moment = 0.9 * moment + gradient
+    return w - 0.1 * moment, moment
+
+
+@pytest.fixture(scope="module")
+def plan():
+    spec = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32)
+    return stowax.plan(
+        step,
+        spec,
+        spec,
+        jax.ShapeDtypeStruct((16, WIDTH), jnp.float32),
+        target="h200",
+        budget="150%",
+        pin={"optimizer state": "offload", "activation": "offload"},
+        progress=False,
+    )
+
+
+def test_other_values_are_offloaded_as_they_are_pinned(plan):
+    decided = {d.role: d.decision for d in plan.decisions if d.stack == "state"}
+    assert decided["optimizer state"] == "offload"
+    (note,) = [n for n in plan.notes if "may not be offloaded" in n]
+    assert note.startswith("what it names may not be offloaded: the compiler left")
+
+
+def test_the_plan_says_which_pin_was_not_kept_for_all(plan):
+    pinned = [d for d in plan.decisions if d.pinned == "activation"]
+    assert {d.decision for d in pinned} == {"offload"}
+    lost = {p.pattern: p.matched for p in plan.pins}["activation"] - len(pinned)
+    assert lost > 0
+    text = " ".join(str(plan).split())
+    assert f"not possible for {lost} of them, for the reason noted" in text

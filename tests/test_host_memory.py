@@ -40,6 +40,12 @@ def product(x, y):
     return x @ y + 1
 
 
+def scanned(x, y):
+    """Rows of the one through the other, by operations of `jax.lax`."""
+    layer = lambda row, other: (jax.lax.mul(row, other) + other[0], None)
+    return jax.lax.scan(layer, y[0], x)[0]
+
+
 COMPUTED = {
     "sum": lambda x, _: jnp.sum(x),
     "operators": lambda x, y: 0.9 * x + 0.1 * y - x[0],
@@ -56,6 +62,17 @@ COMPUTED = {
         lambda how, x, y: x + y if how == "add" else x, static_argnums=0
     )("add", x, y),
     "closed over": lambda x, y: jax.jit(lambda y: y @ x + jnp.sum(x))(y),
+    "closed over, scanned": lambda x, y: jax.jit(lambda y: scanned(x, y))(y),
+    "closed over, sliced": lambda x, y: jax.jit(lambda y: y @ x[1:3].T.reshape(8, 2))(
+        y
+    ),
+    "closed over, differentiated": lambda x, y: jax.jit(
+        jax.grad(lambda y: jnp.sum(scanned(x, y)))
+    )(y),
+    "gradient beside": lambda x, y: jax.grad(
+        lambda x, y: jnp.sum(scanned(x, y)), argnums=1
+    )(x, y),
+    "gradient around": lambda x, y: jax.grad(lambda y: jnp.sum(scanned(x, y)))(y),
     "pulled back": lambda x, y: jax.vjp(lambda x: x @ y, x)[1](y)[0],
     "gradient": lambda x, y: jax.grad(lambda x, y: jnp.sum(x @ y) ** 2)(x, y),
     "optimizer": lambda x, y: optax.adam(0.1).update(
@@ -184,3 +201,18 @@ def test_an_error_of_the_users_stays_theirs(pair):
     for given in (here, there):
         with pytest.raises(TypeError, match="dot_general requires contracting"):
             product(given, jnp.ones((3, 3)))
+
+
+def test_shapes_are_found_of_what_is_closed_over_or_given(pair):
+    there, here = pair
+    assert jax.eval_shape(scanned, there, here).shape == (8,)
+    assert jax.eval_shape(lambda y: scanned(there, y), here).shape == (8,)
+
+
+def test_memories_that_do_not_agree_otherwise_are_still_an_error(pair):
+    there, here = pair
+    odd = lambda y: jax.lax.add(y, jax.device_put(y, HOST))
+    with pytest.raises(ValueError, match="memory_space of all inputs"):
+        jax.jit(odd)(here)
+    with pytest.raises(ValueError, match="memory_space of all inputs"):
+        jax.jit(lambda y: odd(y) + jnp.sum(there))(here)

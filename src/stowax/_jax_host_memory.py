@@ -10,13 +10,17 @@ function that the user has jitted, what `jax.grad` differentiates.
 What is told of host memory is left alone: by its shardings, by a `jax.device_put` or
 `compute_on` in it, and the programs of plans (`takes_host_memory`).
 
-Not reached: what JAX traces by itself outside of `jax.jit` (`jax.vmap`, `lax.scan`,
-`lax.cond`, `jax.checkpoint`, `jax.jvp`), and operations of `jax.lax` in a trace.
+Where a function closes over such arrays, its trace may fail: then it is traced once
+more, as if they lay on the device (`_as_on_device`), and copies take their places.
+
+Not reached: what JAX traces by itself outside of `jax.jit` and `jax.grad` (`jax.vmap`,
+`lax.scan`, `lax.cond`, `jax.checkpoint`, `jax.jvp`).
 
 Served: JAX 0.10 to 0.12.
 """
 
 import contextlib
+import contextvars
 import sys
 import threading
 import weakref
@@ -25,9 +29,11 @@ from typing import Any
 
 import jax
 from jax._src import api as _api
+from jax._src import array as _array
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 
 from ._errors import PlanMismatchError
@@ -42,6 +48,7 @@ _moved: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 # The copies that traced functions close over, by the array, while somebody has them.
 _copies: dict[int, tuple[Any, Any]] = {}
 _mindful: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_as_on_device = contextvars.ContextVar("stowax_as_on_device", default=False)
 
 
 def takes_host_memory(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,19 +73,67 @@ def compute_on_copies() -> None:
         if jax.vjp is vjp:
             jax.vjp = _api.vjp
         _lax.full_like = _filling(full_like)  # pyright: ignore[reportAttributeAccessIssue]
+        _see_as_on_device()
         _installed = True
+
+
+def _see_as_on_device() -> None:
+    """Types and constants of arrays in host memory obey `_as_on_device`."""
+    types: Any = _core.pytype_aval_mappings
+    trace: Any = _partial_eval.DynamicJaxprTrace
+    typed, constant = types[_array.ArrayImpl], trace.new_const
+
+    def type_of(array: Any) -> Any:
+        found = typed(array)
+        if _as_on_device.get() and _in_host_memory(array):
+            return found.update(memory_space=jax.memory.Space.Device)
+        return found
+
+    def new_const(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if _as_on_device.get() and _in_host_memory(value):
+            value = _copy(value)
+        return constant(self, value, *args, **kwargs)
+
+    types[_array.ArrayImpl] = type_of
+    trace.new_const = trace.pure = trace.lift = new_const
+
+
+def _twice(attempt: Callable[[], Any]) -> Any:
+    """What `attempt` gives; where memories do not agree, as if all were on the device.
+
+    It may be in vain: memories may differ for other reasons.
+    """
+    try:
+        return attempt()
+    except (TypeError, ValueError) as error:
+        about_memory = "memory_space" in str(error) or "<host>" in str(error)
+        if _as_on_device.get() or not about_memory:
+            raise
+        first = error
+    token = _as_on_device.set(True)
+    try:
+        return attempt()
+    except Exception:
+        raise first from None
+    finally:
+        _as_on_device.reset(token)
 
 
 def _inferring(infer: Callable[..., Any]) -> Callable[..., Any]:
     """JAX's look at the arguments of a jitted function, and its trace of it."""
 
     def inferring(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+        if _is_program(fun) or _is_told(info):
+            return infer(fun, info, args, kwargs)
+        called = sys._getframe(1).f_code.co_name == "cache_miss"
+        return _twice(lambda: attempt(fun, info, args, kwargs, called))
+
+    def attempt(fun: Any, info: Any, args: Any, kwargs: Any, called: bool) -> Any:
         whole = args, kwargs
         if not any(map(_in_host_memory, jax.tree.leaves(whole))):
             return infer(fun, info, args, kwargs)
         # What is only lowered is lowered for what it was given.
-        called = sys._getframe(1).f_code.co_name == "cache_miss"
-        if not called or _is_program(fun) or _is_told(info):
+        if not called:
             return infer(fun, info, args, kwargs)
         try:
             found = infer(fun, info, *_mapped(_spec, info, args, kwargs))
@@ -111,7 +166,8 @@ def _differentiating(vjp: Callable[..., Any]) -> Callable[..., Any]:
     """What `jax.grad` differentiates a function by."""
 
     def differentiating(fun: Any, *primals: Any, **options: Any) -> Any:
-        return vjp(fun, *jax.tree.map(_on_device, primals), **options)
+        primals = jax.tree.map(_on_device, primals)
+        return _twice(lambda: vjp(fun, *primals, **options))
 
     return differentiating
 

@@ -278,7 +278,8 @@ class Planned(KnownStep):
                 f"{self._name} does not fit unless {given} may be overwritten: go on "
                 "with what it returns, not with what it was given"
             )
-        if waits := [a for a in plan.arguments if a.memory_kind != "device"]:
+        waits = [a for a in plan.arguments if a.memory_kind != "device"]
+        if plan.fits and waits:
             names = {"parameter": "parameters"}
             roles = dict.fromkeys(names.get(a.role, a.role) for a in waits)
             self._say()(f"{self._name}: in host memory from now on: {', '.join(roles)}")

@@ -31,6 +31,7 @@ LAYERS = (
     ("_inspect", "_survey"),
     ("_audit", "_feeding"),
     ("_search",),
+    ("_explain",),
     ("_plan",),
     ("_calibrate", "_jit", "_verify"),
     ("__init__",),

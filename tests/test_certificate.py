@@ -5,8 +5,8 @@ import types
 import pytest
 
 from planner_problems import chain, problem
+from stowax._explain._certificate import certify
 from stowax._planner import evaluate
-from stowax._search._certificate import certify
 
 KEEP = (("keep", "keep", "keep", "keep"),)
 ONE = (("keep", "keep", "recompute", "recompute"),)

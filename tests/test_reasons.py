@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from planner_problems import chain
+from stowax._explain._reasons import layer_reason
 from stowax._records._stages import Link
-from stowax._search._reasons import layer_reason
 
 MIB = 2**20
 BYTES = 8 * MIB

@@ -8,9 +8,9 @@ import pytest
 import stowax
 from planned_models import QUICK, arguments, train
 from planner_problems import chain, problem
+from stowax._explain._sensitivity import changes, link_notes
 from stowax._planner import evaluate, solve
 from stowax._records._stages import HostUpdate, Link
-from stowax._search._sensitivity import changes, link_notes
 from stowax._target._target import target
 
 GB = 10**9
@@ -65,7 +65,7 @@ def test_the_host_updates_nothing_that_the_link_would_do_faster():
     update = dataclasses.replace(
         chain(count=1, bytes=BYTES, name="state"), phase="update", host_updates=(part,)
     )
-    from stowax._search._sensitivity import _at
+    from stowax._explain._sensitivity import _at
 
     asked = problem(update)
     assert _at(asked, link(0.9)).bodies[0].host_updates == (part,)

@@ -5,12 +5,8 @@ from typing import Any
 
 import jax
 
-from .._planner import solve
-from .._records._plan import ArgumentRecord, Baseline, PinPrice, Trial
-from .._search._as_written import narrowed
-from .._search._attempt import Attempt
-from .._search._certificate import certify
-from .._search._describe import (
+from .._explain._certificate import certify
+from .._explain._describe import (
     baseline_records,
     decision_records,
     host_notes,
@@ -19,10 +15,14 @@ from .._search._describe import (
     overlap_notes,
     stack_records,
 )
+from .._explain._sensitivity import link_notes
+from .._planner import solve
+from .._records._plan import ArgumentRecord, Baseline, PinPrice, Trial
+from .._search._as_written import narrowed
+from .._search._attempt import Attempt
 from .._search._finish import fast_memory_notes
 from .._search._forms import Found
 from .._search._loop import Search
-from .._search._sensitivity import link_notes
 from .._search._trial import check_offloads
 from .._state._shards import partition_of, shard_shape
 from .._state._state import NAME as STATE

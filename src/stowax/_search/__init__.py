@@ -1,1 +1,1 @@
-"""The closed loop: decide, compile, compare, decide again, and say why."""
+"""The closed loop: decide, compile, compare, decide again."""

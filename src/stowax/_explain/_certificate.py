@@ -12,9 +12,9 @@ import dataclasses
 
 from .._planner import OPTIMAL_GAP, base_seconds, evaluate
 from .._records._stages import Outcome, Problem
-from ._attempt import Attempt
+from .._search._attempt import Attempt
+from .._search._loop import Search
 from ._describe import unplanned_seconds
-from ._loop import Search
 
 _TIGHT = 0.02
 """Part of the budget up to which a smallest plan fills it."""

@@ -18,11 +18,11 @@ from .._records._stages import (
     Value,
     updated_on_host,
 )
+from .._search._forecast import Forecast
 from .._state._state import NAME as STATE
 from .._survey._survey import Survey
 from .._units import format_bytes, format_seconds
 from .._update._blocks import BlockSize
-from ._forecast import Forecast
 from ._reasons import reason_of
 
 _SEEN = 0.01

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from .._planner import evaluate, solve
 from .._records._stages import Body, Decisions, Link, Problem
+from .._search._loop import WORTH_ANOTHER_COMPILE, Search
 from .._survey._survey import stored_bytes
 from .._units import format_bytes, format_seconds
-from ._loop import WORTH_ANOTHER_COMPILE, Search
 
 _SOLVING_SECONDS = 10.0
 

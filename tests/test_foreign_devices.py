@@ -84,5 +84,11 @@ def test_what_a_plan_places_goes_to_the_arguments_own_machine():
         progress=False,
         donate_argnums=0,
     )
-    memory = planned.lower(w, x).compile().memory_analysis()
+    lowered = planned.lower(w, x)
+    memory = lowered.compile().memory_analysis()
     assert memory.host_argument_size_in_bytes == LAYERS * 1024 * 1024 * 4
+    # With the plan's own options of the compiler, and so in the plan's memory.
+    assert stowax.inspect(lowered.compile()).memory.device.total <= (
+        planned.plan.budget_bytes
+    )
+    assert planned.plan.compiler_options

@@ -288,6 +288,27 @@ SCRIPT = """
 """
 
 
+@pytest.mark.parametrize("said", [None, ()])
+def test_nothing_is_donated_where_a_script_says_so(said):
+    params, x = weights(), batch()
+
+    def momentum_step(state, x):
+        loss, grads = jax.value_and_grad(loss_of)(state["w"], x)
+        moment = 0.9 * state["m"] + grads
+        return {"w": state["w"] - 0.1 * moment, "m": moment}, loss
+
+    state = {"w": params, "m": jnp.zeros_like(params)}
+    with planning(budget="40%") as session:
+        step = jax.jit(momentum_step, donate_argnums=said)
+        if said is None:
+            step(state, x)
+        else:
+            with pytest.raises(MisfitError, match="smallest budget"):
+                step(state, x)
+    assert state["w"].is_deleted() == (said is None)
+    assert session.misfits == (said == ())
+
+
 def run(folder, *words):
     (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
     command = [sys.executable, "-m", "stowax", "run", *words]

@@ -131,3 +131,27 @@ def test_what_a_recurrent_network_scans_over_time_is_no_weight(cell):
 
     _, names = roles(step, spec(WIDTH, WIDTH), spec(LAYERS, WIDTH, WIDTH))
     assert names["args[1]"] == ("batch" if cell else "parameter")
+
+
+def test_statistics_that_layers_return_come_back_with_the_state():
+    """A scan reads each layer's statistics, and what it returns takes their place."""
+
+    def step(state, x):
+        def loss(w):
+            def layer(x, one):
+                w, mean = one
+                y = x @ w
+                return jnp.tanh(y - mean[None]), 0.9 * mean + 0.1 * y.mean(0)
+
+            x_out, mean = jax.lax.scan(layer, x, (w, state["mean"]))
+            return jnp.mean(x_out**2), mean
+
+        (_, mean), grads = jax.value_and_grad(loss, has_aux=True)(state["w"])
+        moment = 0.9 * state["m"] + grads
+        return {"w": state["w"] - 0.1 * moment, "m": moment, "mean": mean}
+
+    w = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32)
+    state = {"w": w, "m": w, "mean": jax.ShapeDtypeStruct((4, 64), jnp.float32)}
+    x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    plan = stowax.plan(step, state, x, target="h200", budget="90%", progress=False)
+    assert plan.donate_argnums == (0,)

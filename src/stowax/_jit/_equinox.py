@@ -73,7 +73,7 @@ class Regrouped:
             positions = [k for name in donated for k in places.get(name, ())]
             self._steps[key] = self._make(
                 _with_arguments(self._function, donated, whole),
-                donate_argnums=tuple(sorted(positions)),
+                donate_argnums=tuple(sorted(positions)) or None,
                 static_argnames="static",
             )
         return self._steps[key], args

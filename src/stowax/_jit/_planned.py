@@ -42,6 +42,7 @@ from .._plan._key import plan_key, step_key
 from .._plan._plan import Plan
 from .._plan._planning import asked_for, found_for
 from .._state._places import check_alive
+from .._target._foreign import is_lowered_elsewhere
 from ._ahead import Ahead, with_static
 from ._kept import Kept
 from ._kinds import kind_of, types_of
@@ -361,7 +362,9 @@ def _under(taken: Taken, direct: bool, flat: Any, plan: Plan, step: Any) -> _Rea
         raise MisfitError(why_it_does_not_fit(plan))
     return _Ready(
         plan=plan,
-        run=put_into_effect(plan, step, _when_told),
+        run=put_into_effect(
+            plan, step, _when_told, there=is_lowered_elsewhere(taken.arrays)
+        ),
         give=getattr(flat, "give", _as_it_is),
         placing=Placing.of(plan, taken.arrays),
         direct=direct,

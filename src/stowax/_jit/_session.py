@@ -8,6 +8,7 @@ is brought to the device for it.
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import os
 import sys
@@ -68,22 +69,31 @@ class _Step(KnownStep):
     """A jitted function that is planned if it turns out to differentiate.
 
     It belongs to the block under way, or, after it, to the one that planned it.
+    `options` are those of `jit`.
     """
 
-    def __init__(self, jit: Callable[..., Any], fun: Any):
-        original = jit(_watched(fun, self))
+    def __init__(self, jit: Callable[..., Any], fun: Any, **options: Any):
+        original = jit(_watched(fun, self), **options)
         # First: `fun` may have attributes of the step that it wraps (`jax.grad` copies
         # them), and those are not this one's.
         functools.update_wrapper(self, original)
         self._original: Any = original
+        donated = (options.get(f"donate_arg{what}") for what in ("nums", "names"))
+        self._says_what_it_donates = any(given is not None for given in donated)
         self._session: Session | None = None
         self._left = set[Hashable]()  # kinds of calls that run as written
         self.planned: Planned | None = None
 
     @property
     def known(self) -> Known:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What is known of the function that `jax.jit` made."""
-        return known(self._original)
+        """What is known of the function that `jax.jit` made.
+
+        Of `donate_argnums=()` it knows nothing, and that is to donate nothing.
+        """
+        found = known(self._original)
+        if found.donated is None and self._says_what_it_donates:
+            return dataclasses.replace(found, donated=frozenset())
+        return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function that `jax.jit` made."""
@@ -231,7 +241,7 @@ def planning(
             return real(fun, **options)
         if _equinox.is_equinoxs(caller, fun):
             return _of_equinox(real, fun, options)
-        return _Step(functools.partial(real, **options), fun)
+        return _Step(real, fun, **options)
 
     functools.update_wrapper(jit, real)
     _forget()
@@ -252,7 +262,7 @@ def _of_equinox(
     others = {k: v for k, v in options.items() if k not in _equinox.SAID}
 
     def make(regrouped: Any, **more: Any) -> _Step:
-        return _Step(functools.partial(real, **others, **more), regrouped)
+        return _Step(real, regrouped, **others, **more)
 
     def lower(*args: Any) -> Any:
         if _active is not None:

@@ -19,17 +19,19 @@ def put_into_effect(
     plan: PlanRecord,
     step: Callable[..., Any],
     within: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    *,
+    there: bool = False,
 ) -> Any:
     """`jax.jit(step)` under the plan, for a step that takes and returns arrays.
 
     A plan that was made for a machine that was not there is in full effect on that
-    machine, and may be called on another one to check its numbers. What `jax.jit`
-    traces is `within` of what would be.
+    machine, and where it is lowered `there`; it may be called on another one to check
+    its numbers. What `jax.jit` traces is `within` of what would be.
 
     **Raises:** `PlanMismatchError` for a plan made on another kind of attached device.
     """
     attached = jax.devices()[0].device_kind
-    elsewhere = plan.compile_only and not is_here(plan.target)
+    elsewhere = plan.compile_only and not there and not is_here(plan.target)
     if not plan.compile_only and attached != plan.device_kind:
         raise PlanMismatchError(
             f"plan: made for {plan.target} ({plan.device_kind}), and JAX runs on "

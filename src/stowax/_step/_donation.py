@@ -16,8 +16,10 @@ import jax
 
 from .. import _jax
 from .._records._stages import Role
+from ._roles import Roles
 
 _STATE: frozenset[Role] = frozenset({"parameter", "optimizer state"})
+_GIVEN: frozenset[Role] = frozenset({"parameter", "batch"})
 Kind = tuple[tuple[int, ...], str]
 
 
@@ -25,7 +27,7 @@ def find_donated(
     arguments: Sequence[Any],
     jaxpr: Any,
     paths: Sequence[Any],
-    updates: Mapping[int, int],
+    roles: Roles,
     told: Collection[int] | None = None,
 ) -> tuple[tuple[int, ...], dict[int, str]]:
     """Arguments that hold state and are given away, by position.
@@ -34,13 +36,14 @@ def find_donated(
     those that come back whole.
 
     **Arguments:** `arguments` are the step's, flat (`_trace.Argument`), `paths` are
-    those of its results, `updates` has the outputs that take an argument's place. A
-    parameter without one does not come back: of its gradient, which has its type, a
-    caller still needs it.
+    those of its results, `roles` has the outputs that take an argument's place. What is
+    differentiated and has none does not come back: of its gradient, which has its type,
+    a caller still needs it.
 
     **Returns:** the positions, and for arguments with state that do not come back whole
     what of them is lost.
     """
+    updates, trained = roles.updates, roles.differentiated or frozenset()
     free = _Free(jaxpr, paths, updates)
     donated: list[int] = []
     lost: dict[int, str] = {}
@@ -51,7 +54,7 @@ def find_donated(
         if told is not None:
             donated += [position] if position in told else []
             continue
-        others = [(a.path, a) for i, a in own if i not in updates]
+        others = [(i in trained, a) for i, a in own if i not in updates]
         known = len(others) < len(own)
         missing = free.take(others) if known else own[0][1].path
         if missing is None:
@@ -77,17 +80,18 @@ class _Free:
             _kind(a) for k, a in enumerate(avals) if k not in taken
         )
 
-    def take(self, wanted: Sequence[tuple[str, Any]]) -> str | None:
-        """Takes an output for each array; if one has none, its path, and takes none."""
+    def take(self, wanted: Sequence[tuple[bool, Any]]) -> str | None:
+        """Takes an output for each array; if one has none, its path, and takes none.
+
+        **Arguments:** `wanted` has whether an array is differentiated, and the array.
+        """
         types = collections.Counter[Kind]()
-        for path, argument in wanted:
-            kind = _kind(argument.spec)
+        for trained, argument in wanted:
+            kind, path = _kind(argument.spec), argument.path
             place = path[path.index("]") + 1 :]
             there = place and self.places.get(place) == kind
             types[kind] += 1
-            lost = argument.role == "parameter" or (
-                argument.role == "batch" and not there
-            )
+            lost = trained or (argument.role in _GIVEN and not there)
             if lost or types[kind] > self.types[kind]:
                 return path
         self.types -= types

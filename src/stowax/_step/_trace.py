@@ -198,7 +198,7 @@ def _read(
     )
     check_traced(jaxpr, recording, arguments, found_roles)
     donated, lost = find_donated(
-        arguments, jaxpr, recording.paths, found_roles.updates, recording.donated
+        arguments, jaxpr, recording.paths, found_roles, recording.donated
     )
     return Step(
         name=recording.name,

@@ -25,9 +25,8 @@ def target_for(wanted: str | Target | None, args: Any) -> Target:
     """
     if isinstance(wanted, Target):
         return wanted
-    devices = _spread_over(args)
-    here = attached_devices(None)
-    if not devices or devices <= {*here}:
+    devices, here = _spread_over(args), attached_devices(None)
+    if devices <= {*here}:
         return target(wanted)
     named = _named(devices)
     if named is not None and wanted in (None, named.name):
@@ -41,6 +40,12 @@ def target_for(wanted: str | Target | None, args: Any) -> Target:
         f"not this machine's ({here[0].device_kind}). Name the machine that they stand "
         "for: target='h200x8', say, or another one of stowax.targets()."
     )
+
+
+def is_lowered_elsewhere(args: Any) -> bool:
+    """Whether JAX lowers what `args` are given to for a TPU that is not there."""
+    away = _spread_over(args) - {*attached_devices(None)}
+    return any(platform_name(device) == "tpu" for device in away)
 
 
 def _spread_over(args: Any) -> set[Any]:

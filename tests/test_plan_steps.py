@@ -165,6 +165,16 @@ def optimised(state, x):
     return (optax.apply_updates(params, updates), inner), value
 
 
+def penalised(params, x):
+    """A gradient by the input in the loss: a penalty, a physical law, forces."""
+
+    def out(params, x):
+        block = lambda y, w: (y + jnp.tanh(y @ w["up"]) @ w["down"], None)
+        return jnp.sum(jax.lax.scan(block, x, params)[0] ** 2)
+
+    return jnp.mean((jax.grad(out, argnums=1)(params, x) ** 2 - 1) ** 2)
+
+
 def bfloat16():
     return jax.tree.map(lambda s: spec(*s.shape, dtype=jnp.bfloat16), (PARAMS, X))
 
@@ -194,6 +204,7 @@ STEPS = {
     "named tuple": (of_a_record, Named(PARAMS, spec(dtype=jnp.int32)), X, spec()),
     "dataclass": (of_a_record, Record(PARAMS, spec(dtype=jnp.int32)), X, spec()),
     "optax": (optimised, (PARAMS, jax.eval_shape(OPTIMISER.init, PARAMS)), X),
+    "gradient by the input": (step_of(penalised), PARAMS, X),
     "bfloat16": (step_of(mean_square), *bfloat16()),
     "partial": (functools.partial(lambda c, p, x: optimised_by(c, p, x), 3), PARAMS, X),
     "two unrolled layers": (step_of(mean_square), weights(2, WIDTH, True), X),

@@ -193,9 +193,17 @@ def _name(step: Any) -> str:
 
 
 def _spec(leaf: Any) -> Any:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    return spec_of(_jax.aval_of(leaf))
+    """What to trace with in place of an argument: the same for it wherever it lies.
+
+    On one device a type's mesh says nothing, and JAX traces some derivatives otherwise
+    with one than without: constants instead of literals.
+    """
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        leaf = spec_of(_jax.aval_of(leaf))
+    mesh = getattr(leaf.sharding, "mesh", None)
+    if mesh is not None and mesh.size == 1 and not mesh.explicit_axes:
+        return leaf.update(sharding=None)
+    return leaf
 
 
 class _Observer:

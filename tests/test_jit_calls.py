@@ -182,3 +182,23 @@ def test_an_argument_that_the_step_does_not_take_is_a_type_error():
     with pytest.raises(TypeError, match="unexpected keyword argument 'rate'") as error:
         jit(train_step, budget="60%")(*arguments(), rate=0.1)
     assert isinstance(error.value, stowax.StowaxError)
+
+
+def test_an_error_of_a_result_names_the_users_function():
+    def named_step(params, momentum, x):
+        return *train_step(params, momentum, x), "a string"
+
+    with pytest.raises(TypeError) as expected:
+        jax.jit(named_step)(*arguments())
+    with pytest.raises(TypeError) as found:
+        jit(named_step, budget="60%")(*arguments())
+    assert "named_step" in str(expected.value)
+    assert str(found.value) == str(expected.value)
+
+
+def test_a_static_argument_that_cannot_be_compared_is_named():
+    step = jit(lambda *args: train_step(*args[:3]), budget="60%", static_argnums=3)
+    with pytest.raises(
+        stowax.StowaxError, match=r"^args\[3\]: got list \[1\], neither"
+    ):
+        step(*arguments(), [1])

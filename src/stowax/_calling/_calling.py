@@ -175,9 +175,10 @@ def _check_hashable(
             path, _ = jax.tree.leaves_with_path(tree, is_leaf=whole(objects))[
                 positions[number]
             ]
+            given = other.value if isinstance(other, Static) else other
             raise ArgumentError(
                 _path(path),
-                f"{type(other).__name__} {other!r:.60}, neither an array nor hashable",
+                f"{type(given).__name__} {given!r:.60}, neither an array nor hashable",
                 "Give arrays, or what can be compared from call to call.",
             ) from None
 

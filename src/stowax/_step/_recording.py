@@ -109,7 +109,7 @@ def record_step(
     recorder = _Recorder() if read else _Observer()
     seen: dict[str, Any] = {}
 
-    def flat(*values: Any) -> list[Any]:
+    def flat(*values: Any) -> Any:
         args = jax.tree.unflatten(structure, values)
         before = dict(jax.tree.leaves_with_path(args))
         with handling(recorder, unmarked=unmarked) as seen["marks"]:
@@ -117,8 +117,11 @@ def record_step(
         found, seen["outputs"] = jax.tree.flatten_with_path(out)
         seen["paths"], results = zip(*found, strict=True) if found else ((), ())
         seen["changed"] = _changed(args, before, results)
-        return list(results)
+        return out
 
+    # JAX's errors about results name what it traces, and where that is written.
+    named: Any = flat
+    named.__name__, named.__wrapped__ = _name(step), step
     specs = [_spec(leaf) for leaf in leaves]
     jaxpr = _jax.retype(lambda: jax.jit(flat).trace(*specs).jaxpr)()
     if seen["marks"].marked and seen["marks"].found:

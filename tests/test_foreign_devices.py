@@ -6,6 +6,7 @@ import pytest
 
 import stowax
 from stowax._errors import NothingToPlanError
+from stowax._jaxprs._canonical import outline
 
 WIDTH, LAYERS = 256, 4
 
@@ -92,3 +93,17 @@ def test_what_a_plan_places_goes_to_the_arguments_own_machine():
         planned.plan.budget_bytes
     )
     assert planned.plan.compiler_options
+
+
+def test_a_step_is_the_same_over_like_meshes_of_other_machines():
+    """Made for one machine, a plan is known again on another, such as a CPU."""
+
+    def constrained(name):
+        mesh = stowax.target(name).mesh((4,), ("data",))
+        place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        constrain = lambda x: jax.lax.with_sharding_constraint(jnp.tanh(x), place)
+        spec = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=place)
+        with jax.set_mesh(mesh):
+            return outline(jax.jit(constrain).trace(spec).jaxpr)
+
+    assert constrained("v5p-8") == constrained("h200x4")

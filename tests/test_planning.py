@@ -288,6 +288,17 @@ SCRIPT = """
 """
 
 
+def test_a_plan_of_a_partial_function_is_called_what_the_function_is():
+    def train_step(rate, params, x):
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
+        return params - rate * grads, loss
+
+    with planning(budget="90%") as session:
+        jax.jit(functools.partial(train_step, 0.1))(weights(), batch())
+    assert list(session.plans) == ["train_step"]
+    assert session.plans["train_step"].step.endswith("train_step")
+
+
 @pytest.mark.parametrize("said", [None, ()])
 def test_nothing_is_donated_where_a_script_says_so(said):
     params, x = weights(), batch()

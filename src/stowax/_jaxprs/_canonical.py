@@ -40,9 +40,11 @@ _LEFT_OUT = frozenset(
 _PLACES = frozenset(
     {
         *("in_shardings", "out_shardings", "sharding", "out_sharding"),
-        *("in_layouts", "out_layouts", "ctx_mesh"),
+        *("in_layouts", "out_layouts", "ctx_mesh", "context_mesh"),
     }
 )
+# Of which devices they are made says nothing: an abstract mesh knows what kind, too.
+_PLACED = jax.sharding.Sharding | jax.sharding.Mesh | jax.sharding.AbstractMesh
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+|0x[0-9a-f]+")
 _LITERAL = "number"
 
@@ -195,7 +197,7 @@ def _word(thing: Any) -> str:
         return repr(thing)
     if isinstance(thing, enum.Enum):
         return thing.name
-    if isinstance(thing, jax.sharding.Sharding | jax.sharding.Mesh):
+    if isinstance(thing, _PLACED):
         return "placed"
     if isinstance(thing, np.ndarray | np.generic | jax.Array):
         return f"{thing.dtype}{thing.shape}"

@@ -196,6 +196,11 @@ def _watched(fun: Any, step: _Step) -> Callable[..., Any]:
             raise _DifferentiatesError
         return out
 
+    own = fun
+    while isinstance(own, functools.partial) and not hasattr(own, "__name__"):
+        own = own.func
+    watched.__name__ = getattr(own, "__name__", type(own).__name__)
+    watched.__qualname__ = getattr(own, "__qualname__", watched.__name__)
     return watched
 
 

@@ -239,7 +239,7 @@ def test_a_tpu_streams_only_what_fills_its_tiles(monkeypatch):
     assert (inward.decision, outward.decision) == ("keep", "offload")
     assert inward.reason == "it stays: its rows do not fill the tiles that a TPU copies"
     # Where a plan is applied, the compiler of its target need not be there.
-    monkeypatch.setattr("stowax._plan._plan.find_target", None)
+    monkeypatch.setattr("stowax._plan._plan.target_for", None)
     with pytest.warns(UserWarning, match="it does not fit"):
         planned = found.apply(step_of("scan", optimizer))
     assert planned.lower(*found.place(*zeros(args)))

@@ -250,8 +250,9 @@ def test_what_was_to_be_updated_on_the_host_and_is_not_stays(monkeypatch):
     found = plan(target())
     assert not any(argument.on_host for argument in found.arguments)
     words = (
-        "the compiler refused the program (The compiled program does not update these "
-        "arrays on the host's processor, although the plan says so: args[0]."
+        "the compiler left copies out of the program (The compiled program does not "
+        "update these arrays on the host's processor, although the plan says so: "
+        "args[0]."
     )
     assert any(words in note for note in found.notes)
 

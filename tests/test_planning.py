@@ -288,6 +288,20 @@ SCRIPT = """
 """
 
 
+def test_what_pmap_spreads_is_said_to_run_as_it_is_written():
+    def spread_step(params, x):
+        return params - 0.1 * jax.grad(loss_of)(params, x)
+
+    expected = jax.pmap(spread_step)(weights()[None], batch()[None])
+    with planning(budget="90%") as session:
+        found = jax.pmap(spread_step)(weights()[None], batch()[None])
+        jax.pmap(spread_step)
+    np.testing.assert_array_equal(found, expected)
+    (note,) = session.notes
+    assert note.startswith("spread_step runs as it is written. It is a function of")
+    assert jax.pmap.__code__.co_filename.startswith(jax.__path__[0])  # given back
+
+
 def test_a_plan_of_a_partial_function_is_called_what_the_function_is():
     def train_step(rate, params, x):
         loss, grads = jax.value_and_grad(loss_of)(params, x)

@@ -90,8 +90,10 @@ def _report(session: Any, output: str | None) -> None:
         click.echo(f"stowax: {note}", err=True)
     plans = session.plans
     if not plans and not session.misfits:
+        other = "other " if session.notes else ""
         click.echo(
-            "stowax: nothing was planned: no jitted function differentiates", err=True
+            f"stowax: nothing was planned: no {other}jitted function differentiates",
+            err=True,
         )
     for made in plans.values():
         click.echo(f"\n{made}", err=True)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from .. import _jax
-from .._calling._known import Known, KnownStep, known
+from .._calling._known import NO_PROGRAM, Known, KnownStep, known
 from .._errors import ArgumentError, MisfitError, StepError
 from .._mark import current, noticing
 from .._plan._plan import Plan
@@ -59,6 +59,11 @@ class Session:
             if step.planned is not None and step.planned.plan is not None:
                 found[step.__name__] = step.planned.plan
         return found
+
+    def leave(self, note: str) -> None:
+        """Takes note, once, of why something runs as it is written."""
+        if note not in self.notes:
+            self.notes.append(note)
 
     def add(self, step: "_Step") -> None:
         """A step in place of a function that `jax.jit` made."""
@@ -171,7 +176,7 @@ class _Step(KnownStep):
             session.misfits = True
             raise
         except StepError as error:
-            session.notes.append(f"{self.__name__} runs as it is written: {error}")
+            session.leave(f"{self.__name__} runs as it is written: {error}")
             self._left.add(planned.kind(args, kwargs))
             return plainly(*args, **kwargs)
 
@@ -236,7 +241,7 @@ def planning(
         raise ArgumentError(
             "planning", "a block within another one", "Leave out one of the two."
         )
-    session, real = Session(wished(wishes), given_plan(plan)), jax.jit
+    session, real, spread = Session(wished(wishes), given_plan(plan)), jax.jit, jax.pmap
 
     def jit(fun: Any = None, /, **options: Any) -> Any:
         if fun is None:
@@ -248,15 +253,25 @@ def planning(
             return _of_equinox(real, fun, options)
         return _Step(real, fun, **options)
 
+    def pmap(fun: Any, /, *args: Any, **options: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if not f"{caller}.".startswith(_JAXS_OWN):
+            name = getattr(fun, "__name__", type(fun).__name__)
+            session.leave(f"{name} runs as it is written. {NO_PROGRAM}")
+        return spread(fun, *args, **options)
+
     functools.update_wrapper(jit, real)
+    functools.update_wrapper(pmap, spread)
     _forget()
     _replace(real, jit)
+    _replace(spread, pmap)
     _active = session
     try:
         yield session
     finally:
         _active = None
         _replace(jit, real)
+        _replace(pmap, spread)
         _forget()
 
 

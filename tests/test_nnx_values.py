@@ -85,5 +85,12 @@ def test_jax_jit_changes_no_module_of_the_callers():
 
 
 def test_a_module_whose_training_jax_jit_would_lose_is_refused():
-    with pytest.raises(StepError, match=r"under jax\.jit such a change is lost"):
+    with pytest.raises(
+        StepError, match=r"under jax\.jit such a change is lost"
+    ) as lost:
         jit(jax.jit(in_place))(Model(nnx.Rngs(0)), batch())
+    assert "comes back from nnx.jit, and of its own from stowax.jit" in str(lost.value)
+    for trains in (jit(nnx.jit(in_place)), jit(in_place)):  # as the message says
+        model = Model(nnx.Rngs(0))
+        first = trains(model, batch())
+        assert float(trains(model, batch())) < float(first)

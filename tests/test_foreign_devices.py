@@ -62,6 +62,30 @@ def test_devices_that_are_no_machine_have_to_be_named():
         stowax.plan(step, w, x, progress=False)
 
 
+def test_a_step_may_ask_for_the_users_own_mesh_of_one_device():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    home = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def asking(w, x):
+        scale = 0.5 if "d" in jax.typeof(x).sharding.mesh.axis_names else 1.0
+        return step(w, scale * x)
+
+    w = 0.1 * jax.random.normal(jax.random.key(0), (LAYERS, WIDTH, WIDTH))
+    args = [jax.device_put(a, home) for a in (w, jnp.ones((1024, WIDTH)))]
+    planned = stowax.jit(asking, target="h200", budget="90%", progress=False)
+    expected, found = jax.jit(asking)(*args), planned(*args)
+    assert jnp.allclose(found, expected, atol=1e-6)
+    assert planned.plan is not None
+
+
+def test_arguments_over_an_abstract_mesh_are_refused_by_name():
+    mesh = jax.sharding.AbstractMesh((2,), ("d",))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    w, x = (s.update(sharding=place) for s in specs(stowax.target("v5p-8")))
+    with pytest.raises(stowax.StowaxError, match="a sharding over an abstract mesh"):
+        stowax.plan(step, w, x, target="h200x8", progress=False)
+
+
 def test_one_that_cannot_be_planned_for_is_lowered_as_it_is_written():
     w, x = specs(stowax.target("h200x8"))
     lines = []

@@ -209,6 +209,25 @@ def test_shapes_are_found_of_what_is_closed_over_or_given(pair):
     assert jax.eval_shape(lambda y: scanned(there, y), here).shape == (8,)
 
 
+def test_what_is_lowered_over_a_retry_is_all_on_the_device(pair):
+    there, here = pair
+    text = jax.jit(jax.lax.mul).lower(there, here).as_text()
+    assert "pinned_host" not in text
+
+
+def test_a_users_error_that_sounds_like_it_comes_once_and_with_its_cause(pair):
+    calls = []
+
+    def fails(y):
+        calls.append(y)
+        raise ValueError("no memory_space, no <host>") from KeyError("cause")
+
+    with pytest.raises(ValueError, match="no memory_space") as caught:
+        jax.jit(fails)(pair[1])
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert len(calls) == 1
+
+
 def test_memories_that_do_not_agree_otherwise_are_still_an_error(pair):
     there, here = pair
     odd = lambda y: jax.lax.add(y, jax.device_put(y, HOST))

@@ -295,7 +295,7 @@ def test_what_pmap_spreads_is_said_to_run_as_it_is_written():
     expected = jax.pmap(spread_step)(weights()[None], batch()[None])
     with planning(budget="90%") as session:
         found = jax.pmap(spread_step)(weights()[None], batch()[None])
-        jax.pmap(spread_step)
+        jax.pmap(fun=functools.partial(spread_step))
     np.testing.assert_array_equal(found, expected)
     (note,) = session.notes
     assert note.startswith("spread_step runs as it is written. It is a function of")

@@ -133,6 +133,28 @@ def test_what_a_recurrent_network_scans_over_time_is_no_weight(cell):
     assert names["args[1]"] == ("batch" if cell else "parameter")
 
 
+def test_weights_beside_a_gradient_of_the_same_place_are_the_callers():
+    """What is only read comes back where the rest of its argument does, or not."""
+
+    def step(state, x):
+        def loss(w):
+            out, _ = jax.lax.scan(
+                lambda x, one: (jnp.tanh(x @ one[0]) @ one[1], None),
+                x,
+                (w, state["ref"]),
+            )
+            return jnp.mean(out**2)
+
+        grads = jax.grad(loss)(state["w"])
+        return {"w": state["w"] - 0.1 * grads}, {"ref": grads}
+
+    w = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    state = {"w": w, "ref": w}
+    plan = stowax.plan(step, state, x, target="h200", budget="99%", progress=False)
+    assert plan.donate_argnums == ()
+
+
 def test_statistics_that_layers_return_come_back_with_the_state():
     """A scan reads each layer's statistics, and what it returns takes their place."""
 

@@ -11,10 +11,12 @@ What is told of host memory is left alone: by its shardings, by a `jax.device_pu
 `compute_on` in it, and the programs of plans (`takes_host_memory`).
 
 Where a function closes over such arrays, its trace may fail: then it is traced once
-more, as if they lay on the device (`_as_on_device`), and copies take their places.
+more (run once more, by `jax.grad` outside of `jax.jit`), as if they lay on the device
+(`_as_on_device`), and copies take their places.
 
 Not reached: what JAX traces by itself outside of `jax.jit` and `jax.grad` (`jax.vmap`,
-`lax.scan`, `lax.cond`, `jax.checkpoint`, `jax.jvp`).
+`lax.scan`, `lax.cond`, `jax.checkpoint`, `jax.jvp`), and results in host memory of a
+jitted function that JAX has traced before and that another one calls.
 
 Served: JAX 0.10 to 0.12.
 """
@@ -49,6 +51,7 @@ _moved: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _copies: dict[int, tuple[Any, Any]] = {}
 _mindful: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 _as_on_device = contextvars.ContextVar("stowax_as_on_device", default=False)
+_met = threading.local()  # how many types of such arrays were asked for
 
 
 def takes_host_memory(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,7 +88,10 @@ def _see_as_on_device() -> None:
 
     def type_of(array: Any) -> Any:
         found = typed(array)
-        if _as_on_device.get() and _in_host_memory(array):
+        if not _in_host_memory(array):
+            return found
+        _met.count = getattr(_met, "count", 0) + 1
+        if _as_on_device.get():
             return found.update(memory_space=jax.memory.Space.Device)
         return found
 
@@ -101,22 +107,26 @@ def _see_as_on_device() -> None:
 def _twice(attempt: Callable[[], Any]) -> Any:
     """What `attempt` gives; where memories do not agree, as if all were on the device.
 
-    It may be in vain: memories may differ for other reasons.
+    Only what met an array in host memory is tried again. It may be in vain: memories
+    may differ for other reasons.
     """
+    before = getattr(_met, "count", 0)
     try:
         return attempt()
     except (TypeError, ValueError) as error:
         about_memory = "memory_space" in str(error) or "<host>" in str(error)
-        if _as_on_device.get() or not about_memory:
+        met = getattr(_met, "count", 0) > before
+        if _as_on_device.get() or not about_memory or not met:
             raise
         first = error
     token = _as_on_device.set(True)
     try:
         return attempt()
-    except Exception:
-        raise first from None
+    except Exception:  # the first error is the one to know of
+        pass
     finally:
         _as_on_device.reset(token)
+    raise first
 
 
 def _inferring(infer: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,8 +142,9 @@ def _inferring(infer: Callable[..., Any]) -> Callable[..., Any]:
         whole = args, kwargs
         if not any(map(_in_host_memory, jax.tree.leaves(whole))):
             return infer(fun, info, args, kwargs)
-        # What is only lowered is lowered for what it was given.
-        if not called:
+        if not called:  # only lowered: for what it was given, or was to be given
+            if _as_on_device.get():
+                args, kwargs = _mapped(_spec, info, args, kwargs)
             return infer(fun, info, args, kwargs)
         try:
             found = infer(fun, info, *_mapped(_spec, info, args, kwargs))

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._objects import is_object, is_state
+from ._objects import is_object
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -40,23 +40,15 @@ class Static:
 
 
 def whole(objects: bool) -> Callable[[Any], bool]:
-    """What stays a leaf that a pytree library would take apart further: for one tree.
+    """What stays a leaf that a pytree library would take apart further.
 
     **Arguments:** `objects` says whether NNX's are changed in place, as under
-    `nnx.jit`. To `jax.jit` they are trees of values, and so is an `nnx.State`
-    everywhere: what becomes of its variables is what the step returns.
+    `nnx.jit`. To `jax.jit` they are trees of values: what becomes of them is what the
+    step returns.
     """
-    values = set[int]()
-
-    def stays(leaf: Any) -> bool:
-        if isinstance(leaf, Static):
-            return True
-        if objects and is_state(leaf):
-            inside = jax.tree.leaves(leaf, is_leaf=is_object)
-            values.update(id(each) for each in inside if is_object(each))
-        return objects and is_object(leaf) and id(leaf) not in values
-
-    return stays
+    if not objects:
+        return lambda leaf: isinstance(leaf, Static)
+    return lambda leaf: isinstance(leaf, Static) or is_object(leaf)
 
 
 def is_array(leaf: Any) -> bool:

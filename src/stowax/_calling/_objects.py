@@ -32,12 +32,6 @@ def is_object(leaf: Any) -> bool:
     return isinstance(leaf, module.Pytree | module.Variable)
 
 
-def is_state(leaf: Any) -> bool:
-    """Whether this is an `nnx.State`: a tree of values, its variables too."""
-    module = nnx()
-    return module is not None and isinstance(leaf, module.State)
-
-
 @contextlib.contextmanager
 def together() -> Iterator[None]:
     """Around a call: what is taken apart in here is known when it comes back."""

@@ -90,11 +90,8 @@ def _report(session: Any, output: str | None) -> None:
         click.echo(f"stowax: {note}", err=True)
     plans = session.plans
     if not plans and not session.misfits:
-        other = "other " if session.notes else ""
-        click.echo(
-            f"stowax: nothing was planned: no {other}jitted function differentiates",
-            err=True,
-        )
+        why = "" if session.notes else ": no jitted function differentiates"
+        click.echo(f"stowax: nothing was planned{why}", err=True)
     for made in plans.values():
         click.echo(f"\n{made}", err=True)
     if output is None or not plans:

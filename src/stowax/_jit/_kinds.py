@@ -18,13 +18,20 @@ def kind_of(
     return taken.key, types_of(taken.arrays), context, len(args), names
 
 
+def _says_where(leaf: Any, sharding: Any) -> bool:
+    """Whether a plan is made for where this lies: on several devices, or none here."""
+    if isinstance(leaf, jax.Array) or len(sharding.device_set) > 1:
+        return len(sharding.device_set) > 1
+    return not sharding.device_set <= {*jax.devices()}
+
+
 def types_of(arrays: Any) -> Hashable:
     """Shapes, types and shardings of arrays: what a plan is made for."""
     found = []
     for leaf in jax.tree.leaves(arrays):
         aval = _jax.aval_of(leaf)
         sharding = getattr(leaf, "sharding", None)
-        spread = sharding if sharding and len(sharding.device_set) > 1 else None
+        spread = sharding if sharding and _says_where(leaf, sharding) else None
         if spread is not None and spread.memory_kind not in (None, "device"):
             spread = spread.with_memory_kind("device")
         typed = _jax.explicit_sharding(aval)  # on a mesh of one device, too

@@ -201,12 +201,17 @@ def _watched(fun: Any, step: _Step) -> Callable[..., Any]:
             raise _DifferentiatesError
         return out
 
-    own = fun
-    while isinstance(own, functools.partial) and not hasattr(own, "__name__"):
-        own = own.func
+    own = _named(fun)
     watched.__name__ = getattr(own, "__name__", type(own).__name__)
     watched.__qualname__ = getattr(own, "__qualname__", watched.__name__)
     return watched
+
+
+def _named(fun: Any) -> Any:
+    """What a partial function is of, unless it has a name of its own."""
+    while isinstance(fun, functools.partial) and not hasattr(fun, "__name__"):
+        fun = fun.func
+    return fun
 
 
 _active: Session | None = None
@@ -253,10 +258,10 @@ def planning(
             return _of_equinox(real, fun, options)
         return _Step(real, fun, **options)
 
-    def pmap(fun: Any, /, *args: Any, **options: Any) -> Any:
+    def pmap(fun: Any, *args: Any, **options: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if not f"{caller}.".startswith(_JAXS_OWN):
-            name = getattr(fun, "__name__", type(fun).__name__)
+            name = getattr(_named(fun), "__name__", type(fun).__name__)
             session.leave(f"{name} runs as it is written. {NO_PROGRAM}")
         return spread(fun, *args, **options)
 

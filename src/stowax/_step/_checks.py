@@ -11,9 +11,9 @@ from ._roles import Roles
 
 _RETURN = (
     "Return the new parameters and optimizer state. A model that is updated in place "
-    "inside (an nnx.Module, say) comes back from nnx.jit, and of its own from "
-    "stowax.jit; for jax.jit split it into arrays before the step (nnx.split), merge "
-    "it inside, and return the new arrays."
+    "inside (an nnx.Module, say) comes back from nnx.jit, and from stowax.jit without "
+    "a jit of your own; for jax.jit split it into arrays before the step (nnx.split), "
+    "merge it inside, and return the new arrays."
 )
 _STATE = frozenset({"parameter", "optimizer state"})
 

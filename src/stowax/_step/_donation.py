@@ -55,8 +55,9 @@ def find_donated(
             donated += [position] if position in told else []
             continue
         others = [(i in trained, a) for i, a in own if i not in updates]
+        beside = {_result(paths[updates[i]], a) for i, a in own if i in updates}
         known = len(others) < len(own)
-        missing = free.take(others) if known else own[0][1].path
+        missing = free.take(others, beside) if known else own[0][1].path
         if missing is None:
             donated.append(position)
         else:
@@ -71,31 +72,50 @@ class _Free:
         taken = {*updates.values()}
         avals = [v.aval for v in _jax.open_jaxpr(jaxpr).outvars]
         self.places: dict[str, Kind] = {}
+        self.results: dict[str, set[str]] = collections.defaultdict(set)
         for k, path in enumerate(paths):
             if k not in taken:
                 for depth in (0, 1):  # the results may be one tree, or several
                     place = jax.tree_util.keystr(tuple(path[depth:]))
                     self.places.setdefault(place, _kind(avals[k]))
+                    self.results[place].add(str(path[:depth]))
         self.types = collections.Counter(
             _kind(a) for k, a in enumerate(avals) if k not in taken
         )
 
-    def take(self, wanted: Sequence[tuple[bool, Any]]) -> str | None:
+    def take(
+        self, wanted: Sequence[tuple[bool, Any]], beside: Collection[str]
+    ) -> str | None:
         """Takes an output for each array; if one has none, its path, and takes none.
 
-        **Arguments:** `wanted` has whether an array is differentiated, and the array.
+        **Arguments:** `wanted` has whether an array is differentiated, and the array,
+        `beside` the results that hold what takes the place of others of its argument:
+        weights that are only read are the caller's, unless they are in one of these.
         """
         types = collections.Counter[Kind]()
         for trained, argument in wanted:
             kind, path = _kind(argument.spec), argument.path
-            place = path[path.index("]") + 1 :]
+            place = _place(argument)
             there = place and self.places.get(place) == kind
+            if argument.role == "parameter":
+                there = there and not self.results[place].isdisjoint(beside)
             types[kind] += 1
             lost = trained or (argument.role in _GIVEN and not there)
             if lost or types[kind] > self.types[kind]:
                 return path
         self.types -= types
         return None
+
+
+def _place(argument: Any) -> str:
+    """Where an array is in its argument."""
+    return argument.path[argument.path.index("]") + 1 :]
+
+
+def _result(path: Sequence[Any], argument: Any) -> str:
+    """Which result an output is in that takes an argument's place: all may be one."""
+    whole = jax.tree_util.keystr(tuple(path)) == _place(argument)
+    return str(path[: 0 if whole else 1])
 
 
 def _kind(value: Any) -> Kind:

@@ -35,6 +35,7 @@ from .._layers._calls import Call, name_of, trace_call
 from .._layers._objects import without_objects
 from .._layers._rewrite import Rewriter
 from .._mark import handling
+from .._target._specs import ONE_DEVICE
 from ._marked import (
     MANUAL,
     ORDERED,
@@ -110,6 +111,8 @@ def record_step(
     seen: dict[str, Any] = {}
 
     def flat(*values: Any) -> Any:
+        recorder.calls.clear()  # JAX may trace it once more
+        recorder.names.clear()
         args = jax.tree.unflatten(structure, values)
         before = dict(jax.tree.leaves_with_path(args))
         with handling(recorder, unmarked=unmarked) as seen["marks"]:
@@ -196,15 +199,15 @@ def _name(step: Any) -> str:
 
 
 def _spec(leaf: Any) -> Any:
-    """What to trace with in place of an argument: the same for it wherever it lies.
+    """What to trace with in place of an argument, without a mesh that is only ours.
 
-    On one device a type's mesh says nothing, and JAX traces some derivatives otherwise
-    with one than without: constants instead of literals.
+    With one JAX traces some derivatives otherwise than without: constants instead of
+    literals. The user's meshes stay: the step may ask for them.
     """
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         leaf = spec_of(_jax.aval_of(leaf))
     mesh = getattr(leaf.sharding, "mesh", None)
-    if mesh is not None and mesh.size == 1 and not mesh.explicit_axes:
+    if mesh is not None and mesh.axis_names == (ONE_DEVICE,):
         return leaf.update(sharding=None)
     return leaf
 

@@ -52,7 +52,10 @@ def _spread_over(args: Any) -> set[Any]:
     """The devices that some leaf names: by a mesh of several, or as a type alone."""
     found: set[Any] = set()
     for leaf in jax.tree.leaves(args):
-        devices = getattr(getattr(leaf, "sharding", None), "device_set", ())
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
+            continue  # of no devices: an error says so elsewhere
+        devices = getattr(sharding, "device_set", ())
         if len(devices) > 1 or not isinstance(leaf, jax.Array):
             found |= {*devices}
     return found

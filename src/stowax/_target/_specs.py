@@ -19,13 +19,17 @@ HOST_KINDS = frozenset({"pinned_host", "unpinned_host"})
 """JAX's names of the host's memories."""
 
 
+ONE_DEVICE = "stowax_device"
+"""The axis of a mesh of ours over one device. In a type it says nothing."""
+
+
 def one_device_sharding(device: Any, memory_kind: str | None = None) -> NamedSharding:
     """A sharding over one device that keeps memory kinds.
 
     A `NamedSharding`: with `SingleDeviceSharding` the traced types lose their memory
     space and `dynamic_update_slice` on a host buffer is refused.
     """
-    mesh = Mesh(np.array([device], dtype=object), ("device",))
+    mesh = Mesh(np.array([device], dtype=object), (ONE_DEVICE,))
     return NamedSharding(mesh, PartitionSpec(), memory_kind=memory_kind)
 
 

@@ -203,13 +203,15 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
 
 
 def _pin(pin: PinPrice, record: PlanRecord) -> str:
-    """What a pin costs, or of how many of its values it could not be kept."""
+    """What a pin costs, or that the compiler refused what it asks for."""
     text = f"{pin.pattern!r} to {pin.decision} ({count_of(pin.matched, 'value')})"
-    mine = [d.decision for d in record.decisions if d.pinned == pin.pattern]
-    lost = pin.matched - mine.count(pin.decision)
-    if pin.decision == "offload" and lost > 0:  # the compiler refused
-        of = f" for {lost} of them" if lost < pin.matched else ""
-        return f"{text}: not possible{of}, for the reason noted"
+    mine = [d for d in record.decisions if d.pinned == pin.pattern]
+    refused = any("may not be offloaded: the compiler" in n for n in record.notes)
+    if refused and pin.decision == "offload" and len(mine) < pin.matched:
+        if mine:
+            return f"{text}: kept for {len(mine)}; of others see the notes"
+        several = "held by another pin, or " * (len(record.pins) > 1)
+        return f"{text}: {several}not possible, see the notes"
     if pin.seconds > 0:
         return f"{text}: costs {format_seconds(pin.seconds)} per step"
     return f"{text}: costs nothing"

@@ -228,6 +228,17 @@ def test_a_users_error_that_sounds_like_it_comes_once_and_with_its_cause(pair):
     assert len(calls) == 1
 
 
+def test_a_users_error_after_what_is_tried_again_is_theirs(pair):
+    there, here = pair
+
+    def fails(y):
+        scanned(there, y)
+        raise ValueError("a check of mine")
+
+    with pytest.raises(ValueError, match="a check of mine"):
+        jax.jit(fails)(here)
+
+
 def test_memories_that_do_not_agree_otherwise_are_still_an_error(pair):
     there, here = pair
     odd = lambda y: jax.lax.add(y, jax.device_put(y, HOST))

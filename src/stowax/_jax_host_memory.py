@@ -107,26 +107,30 @@ def _see_as_on_device() -> None:
 def _twice(attempt: Callable[[], Any]) -> Any:
     """What `attempt` gives; where memories do not agree, as if all were on the device.
 
-    Only what met an array in host memory is tried again. It may be in vain: memories
-    may differ for other reasons.
+    Only what met an array in host memory is tried again. Where memories differ for
+    other reasons, too, it is the first error that is raised.
     """
     before = getattr(_met, "count", 0)
     try:
         return attempt()
     except (TypeError, ValueError) as error:
-        about_memory = "memory_space" in str(error) or "<host>" in str(error)
         met = getattr(_met, "count", 0) > before
-        if _as_on_device.get() or not about_memory or not met:
+        if _as_on_device.get() or not met or not _is_about_memory(error):
             raise
         first = error
     token = _as_on_device.set(True)
     try:
         return attempt()
-    except Exception:  # the first error is the one to know of
-        pass
+    except (TypeError, ValueError) as error:
+        if not _is_about_memory(error):  # what comes after it, of the user's own
+            raise
     finally:
         _as_on_device.reset(token)
     raise first
+
+
+def _is_about_memory(error: Exception) -> bool:
+    return "memory_space" in str(error) or "<host>" in str(error)
 
 
 def _inferring(infer: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ import pytest
 from jax._src.interpreters import mlir
 
 import stowax
+from stowax import _jax_donation
 from stowax._hlo._program import read_program
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -122,3 +123,38 @@ def test_what_is_on_the_host_stays_there_in_compiled_programs(monkeypatch):
     assert {a.memory_kind for a in without.arguments} == {"device"}
     (note,) = [note for note in without.notes if "may not be offloaded" in note]
     assert "write results on the device over arguments in host memory" in note
+
+
+def backwards(params, moments, x):
+    """Adam's moments come back in the other order."""
+    loss, grads = jax.value_and_grad(loss_of)(params, x)
+    updates, moments = OPTIMIZER.update(grads, moments, params)
+    scaled, rest = moments
+    return optax.apply_updates(params, updates), (scaled.nu, scaled.mu), rest, loss
+
+
+def test_results_in_another_order_are_not_moved_about_on_the_host(monkeypatch):
+    arguments_ = jax.eval_shape(arguments)
+    target = stowax.target("v5p-8")
+
+    def planned():
+        plan = stowax.plan(
+            jax.jit(backwards, donate_argnums=(0, 1)),
+            *arguments_,
+            budget="8MiB",
+            target=target,
+            pin={"optimizer state": "offload", "parameter": "keep"},
+            progress=False,
+        )
+        return plan, stowax.inspect(
+            plan.apply(backwards), *plan.specs(*arguments_), target=target
+        )
+
+    plan, seen = planned()
+    assert sum(a.memory_kind == "pinned_host" for a in plan.arguments) == 2
+    assert "host-compute" not in {hazard.kind for hazard in seen.hazards}
+
+    # By JAX's pairs, each moment is written to the other's place, on the host.
+    monkeypatch.setattr(_jax_donation, "_pairs_in", lambda *_: {})
+    plan, seen = planned()
+    assert "host-compute" in {hazard.kind for hazard in seen.hazards}

@@ -15,6 +15,7 @@ import jax
 
 from .. import _jax
 from .._errors import PlanMismatchError
+from .._jax_donation import overwriting
 from .._jaxprs._jaxpr import spec_of, trace, typed_as
 from .._layers._boundary import Emission
 from .._layers._host_layers import Partition
@@ -109,6 +110,7 @@ def stream_state(
         )
         types = (variable.aval for variable in _jax.open_jaxpr(jaxpr).outvars)
         out = [typed_as(value, aval) for value, aval in zip(out, types, strict=True)]
+        out = overwriting(values, out, hosted.updates)
         return jax.tree.unflatten(results[-1], out)
 
     return streaming

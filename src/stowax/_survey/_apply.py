@@ -33,8 +33,6 @@ from .._step._recording import Recording, as_written
 from .._step._recording import record as record_step
 from .._step._trace import available, in_order
 
-"""What a plan may say of a value that is stored."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StackPlan:

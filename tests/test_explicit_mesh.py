@@ -162,3 +162,66 @@ def test_what_is_made_of_a_number_is_typed_where_no_mesh_is_set(usual_promotion)
         jax.memory.Space.Device,
         jax.memory.Space.Host,
     ]
+
+
+def layer_of_two(x, p):
+    """As attention's, parameters have their heads in an axis of their own."""
+    up = jnp.einsum("rk,hkn->rhn", x, p["up"], out_sharding=P("d", "e"))
+    up = jnp.tanh(up)
+    return x + jnp.einsum("rhn,hkn->rk", up, p["down"], out_sharding=P("d"))
+
+
+def step_of_two(params, moments, x):
+    def loss(params):
+        if isinstance(params, dict):
+            out, _ = jax.lax.scan(lambda x, p: (layer_of_two(x, p), None), x, params)
+            return jnp.mean(jnp.square(out))
+        out = x
+        for p in params:
+            out = layer_of_two(out, p)
+        return jnp.mean(jnp.square(out))
+
+    value, grads = jax.value_and_grad(loss)(params)
+    updates, moments = TX.update(grads, moments, params)
+    return optax.apply_updates(params, updates), moments, value
+
+
+@pytest.mark.parametrize("target", ["h200", "v5p-8"])
+@pytest.mark.parametrize("form", ["scan", "loop"])
+def test_axes_of_one_device_are_in_types_all_the_same(target, form, usual_promotion):
+    """Parameters are spread over axes that a mesh of one device has by name."""
+    kinds = (AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((1, 1), ("d", "e"), kinds, devices=jax.devices()[:1])
+
+    def parameters(*lead, spec, seed):
+        place = NamedSharding(mesh, P(*[None] * len(lead), *spec))
+        make = lambda k: number(seed + k, (*lead, 2, WIDTH, WIDTH // 2), place)
+        return {"up": make(0), "down": make(1)}
+
+    stacked = form == "scan"
+    params = (
+        parameters(LAYERS, spec=("e", "d"), seed=0)
+        if stacked
+        else [parameters(spec=("e", "d"), seed=2 * k) for k in range(LAYERS)]
+    )
+    plain = params, TX.init(params)
+    x = number(9, (ROWS, WIDTH), NamedSharding(mesh, P("d")))
+    with jax.set_mesh(mesh):
+        planned = stowax.jit(
+            step_of_two,
+            target=target,
+            pin=EVERYTHING,
+            budget="4MiB" if stacked else "12MiB",
+            donate_argnums=(0, 1),
+            progress=False,
+        )
+        mine = jax.tree.map(jnp.copy, plain)
+        for _ in range(3):
+            *mine, value = planned(*mine, x)
+            *plain, expected = jax.jit(step_of_two)(*plain, x)
+            np.testing.assert_allclose(value, expected, rtol=1e-5)
+    kinds = {a.role for a in planned.plan.arguments if a.memory_kind == "pinned_host"}
+    assert kinds == {"parameter", "optimizer state"}
+    for a, b in zip(*map(jax.tree.leaves, (mine, plain)), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-4)
+        assert a.ndim == 0 or a.sharding.spec == b.sharding.spec

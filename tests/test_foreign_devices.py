@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import stowax
-from stowax._errors import NothingToPlanError
+from stowax._errors import ArgumentError, NothingToPlanError
 from stowax._jaxprs._canonical import outline
 
 WIDTH, LAYERS = 256, 4
@@ -131,3 +131,83 @@ def test_a_step_is_the_same_over_like_meshes_of_other_machines():
             return outline(jax.jit(constrain).trace(spec).jaxpr)
 
     assert constrained("v5p-8") == constrained("h200x4")
+
+
+def spread(mesh):
+    """Weights, and a batch over the mesh's first axis."""
+    place = lambda *names: jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec(*names)
+    )
+    w = 0.1 * jax.random.normal(jax.random.key(0), (LAYERS, WIDTH, WIDTH))
+    x = jax.random.normal(jax.random.key(1), (1024, WIDTH))
+    return jax.device_put(w, place()), jax.device_put(x, place("data"))
+
+
+KINDS = {kind.name: kind for kind in jax.sharding.AxisType}
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "kind"),
+    [
+        ("h200x8", 4, "Auto"),
+        ("h200", 1, "Explicit"),
+        ("v5p-8", 4, "Explicit"),
+        ("v5p-8", 2, "Auto"),
+    ],
+)
+def test_this_machines_mesh_stands_in_for_one_that_is_not_there(name, devices, kind):
+    mesh = jax.make_mesh(
+        (devices,),
+        ("data",),
+        axis_types=(KINDS[kind],),
+        devices=jax.devices()[:devices],
+    )
+    constrain = kind == "Auto"
+
+    def constrained(w, x):
+        if constrain:
+            place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+            x = jax.lax.with_sharding_constraint(x, place)
+        return step(w, x)
+
+    with jax.set_mesh(mesh):
+        w, x = spread(mesh)
+        expected = jax.jit(constrained)(w, x)
+        planned = stowax.jit(constrained, target=name, budget="70%", progress=False)
+        found = planned(w, x)
+        assert jnp.allclose(found, expected, atol=1e-6)
+        plan = planned.plan
+        assert plan.compile_only
+        assert plan.fits
+        assert plan.target == name
+        specs = plan.specs(w, x)
+        seen = stowax.inspect(plan.apply(constrained), *specs, target=name)
+        assert seen.memory.device.total == plan.device_bytes
+
+
+def test_a_plan_by_stand_ins_is_known_on_the_machine_itself():
+    mesh = jax.make_mesh(
+        (4,), ("data",), axis_types=(KINDS["Auto"],), devices=jax.devices()[:4]
+    )
+    plan = stowax.plan(
+        step, *spread(mesh), target="v5p-8", budget="70%", progress=False
+    )
+    machine = stowax.target("v5p-8")
+    own = machine.mesh((4,), ("data",))
+    over = lambda names: jax.sharding.NamedSharding(
+        own, jax.sharding.PartitionSpec(*names)
+    )
+    w = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32, sharding=over(()))
+    x = jax.ShapeDtypeStruct((1024, WIDTH), jnp.float32, sharding=over(("data",)))
+    seen = stowax.inspect(plan.apply(step), *plan.specs(w, x), target="v5p-8")
+    assert seen.memory.device.total <= plan.budget_bytes
+
+
+def test_more_devices_than_the_target_has():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(KINDS["Auto"],))
+    with pytest.raises(ArgumentError) as error:
+        stowax.plan(step, *spread(mesh), target="h200", progress=False)
+    assert str(error.value) == (
+        "target: got 'h200', which has 1 device, for arrays that are spread over 8. "
+        "Write 'h200x8'."
+    )

@@ -10,6 +10,7 @@ from flax import nnx
 
 import stowax
 from stowax._errors import StepError
+from stowax._step._recording import _name
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -104,3 +105,15 @@ def test_a_module_whose_training_jax_jit_would_lose_is_refused():
         model = Model(nnx.Rngs(0))
         first = trains(model, batch())
         assert float(trains(model, batch())) < float(first)
+
+
+def test_a_recording_is_called_what_the_user_wrote():
+    """Also where `nnx.jit` wraps a partial."""
+
+    def train_step(w, x, scale):
+        return jnp.sum(w @ x) * scale
+
+    inner = nnx.jit(functools.partial(train_step, scale=2.0)).jitted_fn.__wrapped__
+    assert not hasattr(inner, "__qualname__")
+
+    assert _name(inner).rpartition(".")[2] == "train_step"

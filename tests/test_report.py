@@ -167,6 +167,19 @@ def test_small_values_fold_with_their_totals():
         assert f"and {number - shown} smaller values: " in fold
 
 
+def test_values_of_different_counts_fold_into_whole_numbers():
+    uneven = tuple(
+        dataclasses.replace(made, count=1 + i % 3)
+        for i, made in enumerate(many(40).decisions)
+    )
+    record = dataclasses.replace(many(40), decisions=uneven, baselines=())
+    text = plan_text(record, 80)
+    folds = [line for line in text.splitlines() if "smaller values: " in line]
+    assert folds
+    for fold in folds:
+        assert "." not in fold.split("smaller values")[0]
+
+
 def test_what_is_offloaded_is_not_folded_away():
     large = [
         decision(f"dot {i}", "recompute", 100 + i, reason="because", value=i)

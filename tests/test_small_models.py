@@ -1,7 +1,10 @@
 """Models of a few MiB: what is worth a copy depends on how much there is in all."""
 
+import math
+
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import stowax
@@ -55,3 +58,43 @@ def test_what_is_worth_a_copy():
     assert least_bytes(2 * MIB, 2**30) == MIB
     assert least_bytes(2**30, 2 * MIB) == MIB
     assert least_bytes(8 * MIB, 32 * MIB) == 32 * MIB // 256
+
+
+@pytest.mark.slow
+def test_small_arrays_go_where_nothing_else_fits(usual_promotion):
+    """Of many small layers none has an array worth a copy; all of them together do."""
+    count, width = 24, 64
+    optimizer = optax.adam(1e-3)
+
+    def step(weights, moments, x):
+        def loss(weights):
+            y = x
+            for w in weights:
+                y = jnp.tanh(y @ w)
+            return jnp.mean(y**2)
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        updates, moments = optimizer.update(grads, moments, weights)
+        return optax.apply_updates(weights, updates), moments, value
+
+    weights = [spec(width, width)] * count
+    moments = jax.eval_shape(optimizer.init, weights)
+    lines = []
+    found = stowax.plan(
+        jax.jit(step, donate_argnums=(0, 1)),
+        weights,
+        moments,
+        spec(16, width),
+        target="h200",
+        budget="60%",
+        progress=lines.append,
+    )
+    assert any("smaller arrays may be offloaded" in line for line in lines)
+    assert found.fits
+    each = width * width * 4
+    taken = sum(math.prod(w.shape) * 4 for w in jax.tree.leaves((weights, moments)))
+    assert each < 4 * least_bytes(found.budget_bytes, taken)
+    assert found.host_bytes >= count * each
+    assert compiled_total(found, step, weights, moments, spec(16, width)) == (
+        found.device_bytes
+    )

@@ -32,6 +32,7 @@ from .._records._plan import PlanRecord
 from .._records._program import Program
 from .._step._argument_roles import argument_roles
 from .._target._compiled import CompiledProgram, LoweredProgram
+from .._target._foreign import stood_in
 from .._target._machine import Target, make_target
 from .._target._target import target as target_of_name
 from .._timing._simulate import simulate
@@ -168,9 +169,9 @@ def _compile(
             type(jitted).__name__,
             "Write stowax.inspect(jax.jit(step), ...).",
         )
-    machine = machine or target_of_name(None)
     with together():
         function, arrays = as_jax_takes_it(jitted, args)
+        machine = stood_in(machine or target_of_name(None), arrays)
         lowered = _lowered(machine, function, arrays)
     # The CPU's compiler tells where arrays lie with its memory figures.
     return machine, lowered.compile(

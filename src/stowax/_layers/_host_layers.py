@@ -25,6 +25,7 @@ in host memory compiles, and runs on the host.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -210,7 +211,9 @@ class HostGradients:
         """A layer's gradient as it is to lie in host memory."""
         gradient = apply_chain(self.chain, gradient)
         if self.shape is not None:
-            gradient = jax.lax.reshape(gradient, self.shape)
+            spec = PartitionSpec() if self.sharding is None else self.sharding.spec
+            reshape = functools.partial(jax.lax.reshape, new_sizes=self.shape)
+            gradient = _jax.partitioned_by_compiler(reshape, spec)(gradient)
         return split(gradient, self.sharding)
 
     def lying(self, rows: "Rows | None") -> "HostGradients":
@@ -239,7 +242,9 @@ def sharding_over(array: Any, partition: Partition | None) -> Any:
     run without one.
     """
     mesh = jax.typeof(array).sharding.mesh
-    if partition is None or mesh.empty or mesh.size == 1:
+    if partition is None or mesh.empty:
+        return None
+    if mesh.size == 1 and not mesh.explicit_axes:
         return None
     return NamedSharding(mesh, PartitionSpec(*partition))
 

@@ -47,6 +47,10 @@ from .._target._machine import Target
 from .._target._program_cache import ProgramCache
 from .._target._specs import put_in_device_memory
 from .._units import format_bytes
+from .._update._blocks import BlockSize
+
+_FINER = 16
+"""Where nothing fits, arrays so many times smaller may be offloaded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +229,8 @@ def _find(asked: Asked, budgets: Sequence[int]) -> list[FoundFor]:
         else:
             search = unknowing(search, budget)
         found = _searched(asked, search)
+        if (finer := _finer(asked, found)) is not None:
+            found, preferences = finer
         seconds = time.perf_counter() - started
         started += seconds
         made.append(FoundFor(found=found, preferences=preferences, seconds=seconds))
@@ -233,6 +239,30 @@ def _find(asked: Asked, budgets: Sequence[int]) -> list[FoundFor]:
     if asked.finishes:
         made = _finished([_with_the_best(one, made) for one in made])
     return [_with_the_best(one, made) for one in made]
+
+
+def _finer(asked: Asked, found: Found) -> tuple[Found, Preferences] | None:
+    """What is found where nothing fits, and small arrays may be offloaded, too.
+
+    Their copies take longer than their bytes say; but where it is that or nothing, the
+    budget comes first. `None` where something fits, or they could not make it fit.
+    """
+    search = found.search
+    if search.fits(found.best) or asked.donate is False:
+        return None
+    small = BlockSize.least(search.survey.least_bytes).leaf_bytes
+    sizes = [device_bytes(spec) for spec in jax.tree.leaves(asked.specs)]
+    # One of them may have a gradient that waits for it, of its size.
+    freed = 2 * sum(size for size in sizes if size < small)
+    needed, _ = found.smallest_budget()
+    least = search.survey.least_bytes // _FINER
+    if not least or needed - freed > search.budget:
+        return None
+    asked.say("nothing fits: smaller arrays may be offloaded, too")
+    again, preferences = _surveyed(asked, search.budget, least)
+    finer = _searched(asked, again)
+    better = finer.smallest_budget() < found.smallest_budget()
+    return (finer, preferences) if better else None
 
 
 def _finished(made: Sequence[FoundFor]) -> list[FoundFor]:

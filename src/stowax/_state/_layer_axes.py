@@ -17,6 +17,7 @@ import jax
 from .._layers._axis_order import Order, host_order
 from .._layers._host_layers import can_stream
 from .._step._trace import Step
+from .._target._machine import Target
 from .._update._feed import emission_of
 from .._update._record import Group, Streamed
 from ._shards import partition_of, shard_shape
@@ -80,7 +81,7 @@ def lying_orders(
     found: Streamed,
     step: Step,
     specs: Sequence[Any],
-    platform: str,
+    target: Target,
     fed: Collection[int],
 ) -> tuple[Mapping[int, Lying], frozenset[int]]:
     """The arrays that do not lie as they are typed, and those that would have to twice.
@@ -88,21 +89,22 @@ def lying_orders(
     **Arguments:** `fed` are the parameters that loops could fetch.
 
     **Returns:** how arrays lie, by flat position; and those of `fed` that would have to
-    lie in another order, and cannot, as something with them lies otherwise.
+    lie in another order, and cannot: something with them lies otherwise, or devices
+    stand in for the target's, whose arrays lie as they are typed.
     """
     asked: dict[int, set[Order]] = collections.defaultdict(set)
     for position in found.feeds.served:
         for leaf, axis in layer_axes(found, position, step):
             if leaf in fed:
                 ndim = len(specs[leaf].shape)
-                way = None if axis is None else host_order(ndim, axis, platform)
+                way = None if axis is None else host_order(ndim, axis, target.platform)
                 asked[leaf].add(way)
     orders: dict[int, Lying] = {}
     clashing: set[int] = set()
     for own in _updated_together(found, asked):
         parameters = own & asked.keys()
         ways = {way for leaf in parameters for way in asked[leaf]}
-        if len(ways) > 1:
+        if len(ways) > 1 or (target.stood_in and ways != {None}):
             clashing |= {leaf for leaf in parameters if asked[leaf] != {None}}
         elif (order := next(iter(ways), None)) is not None:
             lying = Lying(order=order, parameters=frozenset(parameters))

@@ -27,8 +27,13 @@ def axes_of(part: Any) -> tuple[str, ...]:
 
 
 def partition_of(spec: Any) -> Partition | None:
-    """Which axes of a mesh each axis of an array is spread over, if any are."""
+    """Which axes of a mesh each axis of an array is spread over, if any are.
+
+    Over one device that is nothing, unless types say so all the same.
+    """
     sharding = getattr(spec, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or len(sharding.device_set) == 1:
+    if not isinstance(sharding, NamedSharding):
+        return None
+    if len(sharding.device_set) == 1 and not sharding.mesh.explicit_axes:
         return None
     return (*sharding.spec, *[None] * (len(spec.shape) - len(sharding.spec)))

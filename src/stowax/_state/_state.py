@@ -141,7 +141,7 @@ def find_state(
     candidates = [leaf.input for leaf in found.leaves]
     weights = {i for i in candidates if step.arguments[i].role == "parameter"}
     fed = _fed(found, step, specs, target) & weights
-    orders, clashing = lying_orders(found, step, specs, target.platform, fed)
+    orders, clashing = lying_orders(found, step, specs, target, fed)
     # All arrays of a value move together.
     groups = _alike(step, found, candidates)
     fed = {i for own in groups for i in own if (fed - clashing).issuperset(own)}

@@ -116,7 +116,7 @@ class _Reasons:
             for leaf, axis in layer_axes(found, position, step)
         }
         crossing = {i for i in self.axes if not self._refused(i)}
-        _, self.clashing = lying_orders(found, step, specs, target.platform, crossing)
+        _, self.clashing = lying_orders(found, step, specs, target, crossing)
         self.given = {i for g in found.groups if g.gives for i in g.reads}
 
     def small(self, i: int) -> bool:

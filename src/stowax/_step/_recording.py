@@ -193,9 +193,11 @@ def why_not(error: Exception) -> str:
 
 
 def _name(step: Any) -> str:
-    while isinstance(step, functools.partial):
-        step = step.func
-    return getattr(step, "__qualname__", None) or type(step).__qualname__
+    inner = step
+    while inner is not None and not hasattr(inner, "__qualname__"):
+        partial = isinstance(inner, functools.partial)
+        inner = inner.func if partial else getattr(inner, "__wrapped__", None)
+    return (inner or type(step)).__qualname__
 
 
 def _spec(leaf: Any) -> Any:

@@ -31,9 +31,10 @@ class CompiledProgram:
     """A program compiled for a target.
 
     `executable` is jaxlib's object; `jax_compiled` the `jax.stages.Compiled`, which can
-    be called on an attached device, or `None` for compile-only GPUs. `dumped` is the
-    serialized module with its buffer assignment, if the compiler was asked for it: the
-    same instructions, but libtpu dumps them before it estimates their cycles.
+    be called on an attached device, or `None` where others stood in for the target's.
+    `dumped` is the serialized module with its buffer assignment, if the compiler was
+    asked for it: the same instructions, but libtpu dumps them before it estimates their
+    cycles.
     `lowered` is what was compiled, with the `options` that were given to it.
     """
 
@@ -205,7 +206,7 @@ def lower(
     placed = bare if any_sharded(bare) else put_specs(devices, bare)
     try:
         traced = jitted.trace(*placed)
-        lowered = _lowered(traced, target_name, compile_devices is not None)
+        lowered = _lowered(traced, target_name, compile_devices)
     except ValueError as error:
         # The function's own shardings span more than the one device that specs without
         # a sharding are put on: then those decide, as for uncommitted arrays under
@@ -214,7 +215,7 @@ def lower(
         if placed is bare or not any(words in str(error) for words in clash):
             raise
         traced = jitted.trace(*bare)
-        lowered = _lowered(traced, target_name, compile_devices is not None)
+        lowered = _lowered(traced, target_name, compile_devices)
     used = _jax_targets.lowered_devices(lowered)
     check_devices("jitted", used, devices, target_name)
     if compile_devices is not None:
@@ -228,17 +229,18 @@ def lower(
     )
 
 
-def _lowered(traced: Any, target_name: str, stand_in: bool) -> Any:
-    """What was traced, lowered for the devices, or for the GPUs that these stand for.
+def _lowered(traced: Any, target_name: str, instead: Sequence[Any] | None) -> Any:
+    """What was traced, lowered for its devices, or for those that they stand for.
 
     **Raises:** `CompileError` for an operation that JAX cannot lower there.
     """
     traced = _jax_targets.with_lenient_arguments(traced)
     try:
-        if not stand_in:
+        if not instead:
             return traced.lower()
         with _jax_targets.lowering_over_stand_ins():
-            return traced.lower(lowering_platforms=("cuda",))
+            platform = "tpu" if instead[0].platform == "tpu" else "cuda"
+            return traced.lower(lowering_platforms=(platform,))
     except NotImplementedError as error:
         raise CompileError(
             f"JAX cannot lower the step for {target_name}: {error}"

@@ -1,17 +1,24 @@
-"""The machine that a step's arguments name by their shardings.
+"""The machine that a step's arguments name by their shardings, or stand in for.
 
 Scripts that compile ahead of time (MaxText's `train_compile`, whatever calls
 `jax.experimental.topologies`) shard over devices of a TPU that is not there, made by
 another client than ours. Those devices are the target.
+
+A script that spreads its arrays over a mesh of this machine's own devices, and is
+planned for a machine that is not there, cannot be told to build another mesh. There its
+devices stand in for the target's: the step is traced over them, and compiled for those.
 """
 
+import contextlib
+import dataclasses
 from typing import Any
 
 import jax
 
-from .._errors import NothingToPlanError
+from .._errors import ArgumentError, NothingToPlanError
 from .._hardware._hardware import chip_of_kind
 from ._machine import Target, make_target
+from ._specs import ONE_DEVICE
 from ._target import attached_devices, platform_name, target, targets
 
 
@@ -24,10 +31,10 @@ def target_for(wanted: str | Target | None, args: Any) -> Target:
     where none is wanted; else what `stowax.target` raises.
     """
     if isinstance(wanted, Target):
-        return wanted
+        return stood_in(wanted, args)
     devices, here = _spread_over(args), attached_devices(None)
     if devices <= {*here}:
-        return target(wanted)
+        return stood_in(target(wanted), args)
     named = _named(devices)
     if named is not None and wanted in (None, named.name):
         return named
@@ -40,6 +47,54 @@ def target_for(wanted: str | Target | None, args: Any) -> Target:
         f"not this machine's ({here[0].device_kind}). Name the machine that they stand "
         "for: target='h200x8', say, or another one of stowax.targets()."
     )
+
+
+def stood_in(machine: Target, args: Any) -> Target:
+    """`machine`, with the devices that types of `args` name in the place of its own.
+
+    Where it is not there, and these are attached.
+
+    **Raises:** `ArgumentError` where they are more than it has.
+    """
+    named = dict.fromkeys(d for mesh in _meshes(args) for d in mesh.devices.flat)
+    devices = tuple(named)
+    own, here = machine.devices, {*attached_devices(None)}
+    if not machine.compile_only or {*devices} <= {*own} or not {*devices} <= here:
+        return machine
+    if len(devices) > len(own):
+        raise _too_small(machine, len(devices))
+    return dataclasses.replace(
+        machine,
+        devices=(*devices, *own[len(devices) :]),
+        compile_devices=machine.compile_devices or own,
+    )
+
+
+def _too_small(machine: Target, wanted: int) -> ArgumentError:
+    larger = [
+        record.name
+        for record in targets()
+        if record.chip.key == machine.chip.key
+        and not record.attached
+        and record.device_count >= wanted
+    ]
+    own = machine.device_count
+    return ArgumentError(
+        "target",
+        f"{machine.name!r}, which has {own} device{'s' * (own != 1)}, for arrays that "
+        f"are spread over {wanted}",
+        f"Write {larger[0]!r}." if larger else "Spread them over fewer.",
+    )
+
+
+def _meshes(args: Any) -> list[Any]:
+    """The meshes that types may name: those of arrays, and the one that is set."""
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args)]
+    found = [s.mesh for s in shardings if isinstance(s, jax.sharding.NamedSharding)]
+    with contextlib.suppress(ValueError):  # while something is traced
+        found.append(jax.sharding.get_mesh())
+    concrete = [mesh for mesh in found if isinstance(mesh, jax.sharding.Mesh)]
+    return [mesh for mesh in concrete if mesh.axis_names not in ((), (ONE_DEVICE,))]
 
 
 def is_lowered_elsewhere(args: Any) -> bool:

@@ -66,6 +66,11 @@ class Target:
     duplex: bool = True
 
     @property
+    def stood_in(self) -> bool:
+        """Whether other devices stand in for the target's, to trace over."""
+        return self.compile_devices is not None
+
+    @property
     def device_count(self) -> int:
         """Number of devices, as JAX counts them."""
         return len(self.devices)

@@ -24,6 +24,7 @@ class _Group:
 
     decision: str
     name: str
+    values: int
     arrays: int
     bytes: int
     reason: str
@@ -109,7 +110,7 @@ def _stack_groups(values: Sequence[DecisionRecord], room: int, width: int) -> li
         lines = _drawn_groups(chosen, width, reason_lines=reason_lines)
         if shown < len(groups):
             folded = [group for group in groups if group not in chosen]
-            lines += _fold(folded, values, width)
+            lines += _fold(folded, width)
         if len(lines) <= room:
             break
     return lines
@@ -188,6 +189,7 @@ def _group(alike: Sequence[DecisionRecord]) -> _Group:
     return _Group(
         decision=largest.decision,
         name=named,
+        values=len(alike),
         arrays=sum(value.count for value in alike),
         bytes=sum(value.count * value.bytes for value in alike),
         reason=reason,
@@ -205,17 +207,14 @@ def _reason(alike: Sequence[DecisionRecord], largest: DecisionRecord) -> str:
     return f"{'each' if same else 'largest'}: {largest.reason}"
 
 
-def _fold(
-    folded: Sequence[_Group], values: Sequence[DecisionRecord], width: int
-) -> list[str]:
-    layers = max(value.count for value in values)
+def _fold(folded: Sequence[_Group], width: int) -> list[str]:
     parts = []
     for decision in ("offload", "keep", "recompute"):
         of_it = [group for group in folded if group.decision == decision]
         if of_it:
-            number = sum(group.arrays for group in of_it) / layers
+            number = sum(group.values for group in of_it)
             size = format_bytes(sum(group.bytes for group in of_it))
-            parts.append(f"{number:g} {decision}, {size}")
-    total = sum(group.arrays for group in folded) / layers
+            parts.append(f"{number} {decision}, {size}")
+    total = sum(group.values for group in folded)
     text = f"and {count_of(total, 'smaller value')}: {'; '.join(parts)}"
     return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")

@@ -184,9 +184,51 @@ def test_the_least_is_no_more_than_what_was_compiled_to_learn_a_share():
         attempts=[SimpleNamespace(measured=made)],
         host_budget=1,
         as_written=True,
-        taken=5,
+        may_donate=True,
+        written={True: SimpleNamespace(measured=SimpleNamespace(compiled_bytes=5))},
     )
     found = Found(search=search, best=search.attempts[0], rolled=search)
     assert found.smallest_budget() == (5, "compiled")
     search.as_written = False  # what is pinned asks for more than that
     assert found.smallest_budget() == (7, "compiled")
+
+
+def descent(weights, x):
+    """Each gradient is added to its parameter at once, if that may be overwritten."""
+
+    def loss(weights):
+        y = x
+        for w in weights:
+            y = jnp.tanh(y @ w)
+        return jnp.mean(y**2)
+
+    value, grads = jax.value_and_grad(loss)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
+
+
+def test_a_step_that_fits_donated_stays_as_it_is():
+    """However much its gradients take before any is used, as it was traced."""
+    weights, x = [spec(512, 512)] * 5, spec(4, 512)
+    taken = 5 * 512 * 512 * 4
+    found = stowax.plan(
+        descent, weights, x, target="h200", budget=int(1.2 * taken), progress=False
+    )
+    assert found.fits
+    assert found.donate_argnums == (0,)
+    assert found.outcome == "unneeded"
+    assert found.host_bytes == 0
+
+
+def test_what_was_compiled_for_a_share_is_compiled_once():
+    lines = []
+    weights, x = [spec(128, 128)] * 4, spec(4, 128)
+    stowax.plan(
+        jax.jit(descent, donate_argnums=0),
+        weights,
+        x,
+        target="h200",
+        budget="100%",
+        progress=lines.append,
+    )
+    compiled = [line for line in lines if "compiling the step as it is" in line]
+    assert len(compiled) == 1

@@ -258,3 +258,26 @@ def test_the_frozen_part_of_an_nnx_model_leaves_the_device():
     base = 8 * 1024 * 1024 * 4
     assert plan.host_bytes == base
     assert plan.device_bytes <= plain - base / 2  # what is in flight stays
+
+
+def test_an_error_of_equinox_is_equinoxs_own():
+    @eqx.filter_jit
+    def step(weights, x):
+        def loss(weights):
+            y = x
+            for w in weights:
+                y = jnp.tanh(y @ w)
+            y = eqx.error_if(y, jnp.any(jnp.isnan(x)), "the batch has a NaN")
+            return jnp.mean(y**2)
+
+        value, grads = eqx.filter_value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
+
+    planned = jit(step, pin={"activation": "recompute"}, target="h200", budget="100%")
+    weights = [jnp.eye(WIDTH)] * 4
+    for _ in range(2):
+        weights, value = planned(weights, batch())
+    assert moved(planned.plan)
+    assert jnp.isfinite(value)
+    with pytest.raises(eqx.EquinoxRuntimeError, match="the batch has a NaN"):
+        planned(weights, batch() * jnp.nan)

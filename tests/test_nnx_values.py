@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -117,3 +118,32 @@ def test_a_recording_is_called_what_the_user_wrote():
     assert not hasattr(inner, "__qualname__")
 
     assert _name(inner).rpartition(".")[2] == "train_step"
+
+
+@pytest.mark.parametrize("parts", ["", "dropout", "norm", "dropout norm"])
+def test_a_model_that_nnx_jit_hands_back_is_given_away(parts):
+    """Its counters and statistics come back in a group of results, too."""
+
+    class Parts(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(WIDTH, 2 * WIDTH, rngs=rngs)
+            self.back = nnx.Linear(2 * WIDTH, WIDTH, rngs=rngs)
+            self.norm = nnx.BatchNorm(WIDTH, rngs=rngs) if "norm" in parts else None
+            self.drop = nnx.Dropout(0.1, rngs=rngs) if "dropout" in parts else None
+
+        def __call__(self, x):
+            x = self.back(jnp.tanh(self.layer(x)))
+            x = self.norm(x) if self.norm else x
+            return self.drop(x) if self.drop else x
+
+    def train_step(model, optimizer, x):
+        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(x) - x) ** 2))(model)
+        optimizer.update(model, grads)
+        return loss
+
+    model = Parts(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    with stowax.planning(target="h200", budget="75%", progress=False) as session:
+        # `nnx.jit` calls `jax.jit`'s function with the states of its arguments.
+        nnx.jit(train_step)(model, optimizer, batch()[:8])
+    assert session.plans["train_step"].donate_argnums == (0, 1)

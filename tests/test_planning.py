@@ -296,6 +296,7 @@ def test_what_pmap_spreads_is_said_to_run_as_it_is_written():
     with planning(budget="90%") as session:
         found = jax.pmap(spread_step)(weights()[None], batch()[None])
         jax.pmap(fun=functools.partial(spread_step))
+        jax.pmap(lambda x: x)  # never called: no word of it
     np.testing.assert_array_equal(found, expected)
     (note,) = session.notes
     assert note.startswith("spread_step runs as it is written. It is a function of")
@@ -322,16 +323,19 @@ def test_nothing_is_donated_where_a_script_says_so(said):
         moment = 0.9 * state["m"] + grads
         return {"w": state["w"] - 0.1 * moment, "m": moment}, loss
 
-    state = {"w": params, "m": jnp.zeros_like(params)}
+    first = {"w": params, "m": jnp.zeros_like(params)}
     with planning(budget="40%") as session:
         step = jax.jit(momentum_step, donate_argnums=said)
         if said is None:
-            step(state, x)
+            second, _ = step(first, x)
+            step(second, x)
+            # A script keeps what it began with, and the step's results are the step's.
+            assert second["w"].is_deleted()
         else:
             with pytest.raises(MisfitError, match="smallest budget"):
-                step(state, x)
-    assert state["w"].is_deleted() == (said is None)
-    assert session.misfits == (said == ())
+                step(first, x)
+    assert not any(a.is_deleted() for a in jax.tree.leaves(first))
+    assert session.refused == (said == ())
 
 
 def run(folder, *words):

@@ -12,6 +12,7 @@ import optax
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from stowax._update._pieces import cut_out, put_in
 from updates import SMALL, placed, streamed_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -275,3 +276,13 @@ def test_host_arrays_stay_where_they_are():
     ]
     assert isinstance(args[0].sharding, SingleDeviceSharding)
     assert SMALL.leaf_bytes > 16 * 4  # a vector of the tests stays on the device
+
+
+def test_blocks_are_cut_where_a_loop_counts_with_64_bits():
+    with jax.enable_x64(True):
+        whole = jnp.arange(24.0).reshape(6, 4)
+        at = [jnp.int64(2), jnp.int32(0)]
+        part = cut_out(whole, at, (2, 4))
+        np.testing.assert_array_equal(part, whole[2:4])
+        put = put_in(whole, 0 * part, at)
+        np.testing.assert_array_equal(put, whole.at[2:4].set(0))

@@ -181,6 +181,7 @@ def compile_module(
     options = _compiler.get_compile_options(
         num_replicas=1,
         num_partitions=len(devices),
+        device_assignment=np.array([[device.id for device in devices]]),
         env_options_overrides=(
             dict(lowering._compiler_options_kvs) | dict(compiler_options or {})
         ),

@@ -89,7 +89,7 @@ def _report(session: Any, output: str | None) -> None:
     for note in session.notes:
         click.echo(f"stowax: {note}", err=True)
     plans = session.plans
-    if not plans and not session.misfits:
+    if not plans and not session.refused:
         why = "" if session.notes else ": no jitted function differentiates"
         click.echo(f"stowax: nothing was planned{why}", err=True)
     for made in plans.values():

@@ -10,11 +10,14 @@ Served: Equinox 0.13.
 
 import functools
 import inspect
+import itertools
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _MODULE = "equinox._jit"
+_THEIRS = "_EquinoxRuntimeError: "
 _PARAMETERS = ["dynamic_donate", "dynamic_nodonate", "static"]
 
 SAID = ("donate_argnums", "static_argnums")
@@ -27,6 +30,27 @@ def is_equinoxs(caller: str, function: Any) -> bool:
     """Whether `eqx.filter_jit` jits `function`, and in the way that is known here."""
     parameters = caller == _MODULE and inspect.signature(function).parameters
     return bool(parameters) and list(parameters) == _PARAMETERS
+
+
+def is_filter_jit(function: Any) -> bool:
+    """Whether a function is one of `eqx.filter_jit`."""
+    return type(function).__module__ == _MODULE
+
+
+def raise_as_equinox(error: Exception) -> None:
+    """Raises what `eqx.filter_jit` makes of an error of `eqx.error_if`.
+
+    In a program it is a callback's, in hundreds of lines of XLA's; others are left.
+    """
+    equinox = sys.modules.get(_MODULE)
+    told = getattr(equinox, "last_error_info", None)
+    if equinox is None or told is None or _THEIRS not in str(error):
+        return
+    message, frames = told
+    inside = itertools.takewhile(lambda frame: isinstance(frame, str), frames)
+    stack = "".join(reversed([*inside]))
+    text: str = getattr(equinox, "_on_error_msg", "{msg}")
+    raise equinox.EquinoxRuntimeError(text.format(msg=message, stack=stack)) from None
 
 
 class Regrouped:

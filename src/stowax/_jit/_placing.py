@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import jax
 from .. import _jax
 from .._plan._plan import Plan
 from .._state._places import mesh_of, planned_kinds, put, spec_put
+from ._lent import copied
 
 # How JAX (0.10 to 0.12) begins to say so, itself and by its runtime.
 _OF_DONATION = re.compile(
@@ -39,8 +40,8 @@ class Placing:
         )
         return cls(kinds=tuple(kinds), donated=donated)
 
-    def place(self, arrays: Sequence[Any]) -> Any:
-        """`arrays` where they belong.
+    def place(self, arrays: Sequence[Any], lent: Collection[int] = ()) -> Any:
+        """`arrays` where they belong; those that are `lent`, by identity, are copies.
 
         What moves and is donated anyway gives its old memory back at once: else the
         first step would need room for the state twice.
@@ -50,9 +51,11 @@ class Placing:
         placed = []
         for leaf, kind, donated in zip(leaves, self.kinds, self.donated, strict=True):
             new = put(leaf, kind, mesh)
-            if new is not leaf and donated and isinstance(leaf, jax.Array):
+            if donated and isinstance(leaf, jax.Array):
                 moved = new.sharding.memory_kind != leaf.sharding.memory_kind
-                if moved and uses.count(id(leaf)) == 1:
+                if id(leaf) in lent:
+                    new = new if moved else copied(new)
+                elif moved and uses.count(id(leaf)) == 1:
                     new.block_until_ready()
                     leaf.delete()
             placed.append(new)
@@ -90,7 +93,7 @@ def apart(arrays: Sequence[Any], donated: Sequence[int]) -> tuple[Any, ...]:
         if uses[id(leaf)] == 1 or not isinstance(leaf, jax.Array):
             return leaf
         if id(leaf) in held:
-            return jax.device_put(leaf, leaf.sharding, may_alias=False)
+            return copied(leaf)
         held.add(id(leaf))
         return leaf
 

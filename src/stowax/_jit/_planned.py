@@ -36,53 +36,18 @@ from .._errors import (
     PlanMismatchError,
 )
 from .._plan import _asked
-from .._plan._effect import put_into_effect, why_it_does_not_fit
 from .._plan._finding import Asked
 from .._plan._key import plan_key, step_key
 from .._plan._plan import Plan
 from .._plan._planning import asked_for, found_for
-from .._state._places import check_alive
-from .._target._foreign import is_lowered_elsewhere
 from ._ahead import Ahead, with_static
+from ._equinox import is_filter_jit, raise_as_equinox
 from ._kept import Kept
 from ._kinds import kind_of, types_of
-from ._placing import Placing, apart, is_about_donation, on_device, on_one_mesh
+from ._placing import is_about_donation, on_device, on_one_mesh
 from ._processes import agreed
+from ._ready import Ready, given_by, step_under, under
 from ._wishes import Wishes
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Ready:
-    """The program for arguments of one kind, and its plan, if it has one.
-
-    `give` makes the program's results the step's. `direct` says that the program takes
-    the user's own arguments.
-    """
-
-    plan: Plan | None
-    run: Any
-    give: Callable[[Any], Any]
-    placing: Placing | None
-    direct: bool
-
-    def arrays(self, taken: Taken) -> tuple[Any, ...]:
-        """The arrays of a call, where the plan wants them."""
-        if self.plan is None:
-            return taken.arrays
-        check_alive(taken.arrays)
-        arrays = apart(taken.arrays, self.plan.donate_argnums)
-        if self.placing is None:  # what another step's plan has put there comes back
-            return on_device(arrays)
-        return self.placing.place(arrays)
-
-    def specs(self, taken: Taken) -> tuple[Any, ...]:
-        """What the program is lowered for."""
-        if self.placing is None or self.plan is None:
-            return on_device(taken.arrays)
-        if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(taken.arrays)):
-            return self.placing.specs(taken.arrays)  # for where they are
-        specs = self.plan.specs(*taken.arrays)
-        return (specs,) if len(taken.arrays) == 1 else specs
 
 
 class Planned(KnownStep):
@@ -97,7 +62,7 @@ class Planned(KnownStep):
         self.plan: Plan | None = plan
         self.known, self._wishes, self._given = what, wishes, plan
         self._kept = Kept.within(wishes.cache)
-        self._ready: dict[Hashable, _Ready] = {}
+        self._ready: dict[Hashable, Ready] = {}
         self._inlined: dict[Hashable, tuple[Any, Any]] = {}
         self._fast: Callable[..., Any] | None = None
         self._context: Any = None
@@ -119,6 +84,7 @@ class Planned(KnownStep):
                 pass  # of another kind, or not yet where the plan wants them
             except (RuntimeError, ValueError) as error:
                 if not is_about_donation(error):
+                    raise_as_equinox(error)
                     raise
         if self.known.pmapped:
             return self._spread(args, kwargs)
@@ -126,9 +92,15 @@ class Planned(KnownStep):
             return self._within(args, kwargs)
         with together():
             taken, ready = self._for(args, kwargs)
-            with _telling():
-                out = ready.run(*ready.arrays(taken))
-            return ready.give(out)
+            try:
+                with _telling():
+                    out = ready.run(*ready.arrays(taken))
+                if is_filter_jit(self.known.function):
+                    jax.block_until_ready(out)  # as that does: its errors come here
+            except (RuntimeError, ValueError) as error:
+                raise_as_equinox(error)
+                raise
+            return ready.returned(out)
 
     def kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
         """The same for calls that are planned alike."""
@@ -150,7 +122,7 @@ class Planned(KnownStep):
             taken, _, flat = flattened(self.known, args, kwargs)
             if taken.definition is None:  # no objects, which would be changed
                 shapes = jax.eval_shape(flat, *on_device(taken.arrays))
-                return getattr(flat, "give", _as_it_is)(shapes)
+                return given_by(flat)(shapes)
         return jax.eval_shape(self.known.function, *args, **kwargs)
 
     def clear_cache(self) -> None:
@@ -170,7 +142,7 @@ class Planned(KnownStep):
             if key not in self._inlined:
                 self._inlined[key] = jax.jit(flat, inline=True), flat
             run, flat = self._inlined[key]
-            give = getattr(flat, "give", _as_it_is)
+            give = given_by(flat)
             return give(run(*on_device(taken.arrays)))
 
     def _spread(self, args: Any, kwargs: Any) -> Any:
@@ -201,13 +173,13 @@ class Planned(KnownStep):
                         "others than the step was lowered for, besides arrays",
                         "Lower it for each of them.",
                     )
-                return ready.give(compiled(*ready.arrays(now)))
+                return ready.returned(compiled(*ready.arrays(now)))
 
         return Ahead(stage, call)
 
     def _for(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Taken, _Ready]:
+    ) -> tuple[Taken, Ready]:
         """The arguments taken apart, and the program for them."""
         taken, own, flat = flattened(self.known, args, kwargs)
         taken = dataclasses.replace(taken, arrays=on_one_mesh(taken.arrays))
@@ -219,16 +191,18 @@ class Planned(KnownStep):
             if key not in self._ready:
                 with explaining(taken):
                     self._ready[key] = self._made(taken, own is not None, flat)
-                direct = len(self._ready) == 1 and self._ready[key].direct
-                self._fast = self._ready[key].run if direct else None
+                made = self._ready[key]
+                looks = made.lent or is_filter_jit(self.known.function)
+                direct = len(self._ready) == 1 and made.direct and not looks
+                self._fast = made.run if direct else None
                 self._context = context
             ready = self._ready[key]
         self.plan = ready.plan or self.plan
         return taken, ready
 
-    def _made(self, taken: Taken, direct: bool, flat: Any) -> _Ready:
+    def _made(self, taken: Taken, direct: bool, flat: Any) -> Ready:
         """The program for arguments of a new kind."""
-        ready = functools.partial(_under, taken, direct, flat)
+        ready = functools.partial(under, taken, direct, flat, _when_told)
         if (given := self._given) is not None:
             said = json.dumps(given.to_json())
             agreed(self._name, lambda: (said, given), lambda plan: plan)
@@ -241,14 +215,14 @@ class Planned(KnownStep):
             self._say()(f"{nothing} It runs as jax.jit would run it.")
             donated = tuple(sorted(taken.donated or ()))
             run = jax.jit(_when_told(flat), donate_argnums=donated)
-            give = getattr(flat, "give", _as_it_is)
-            return _Ready(plan=None, run=run, give=give, placing=None, direct=direct)
+            give = given_by(flat)
+            return Ready(plan=None, run=run, give=give, placing=None, direct=direct)
 
     def _planned(
-        self, taken: Taken, direct: bool, flat: Any, ready: Callable[..., _Ready]
-    ) -> _Ready:
+        self, taken: Taken, direct: bool, flat: Any, ready: Callable[..., Ready]
+    ) -> Ready:
         """The program under the plan that is kept, or a new one."""
-        tried: dict[int, _Ready] = {}
+        tried: dict[int, Ready] = {}
 
         def ask() -> tuple[str, Asked]:
             asked = self._asked(taken, flat)
@@ -263,7 +237,7 @@ class Planned(KnownStep):
                     contextlib.suppress(PlanMismatchError, MisfitError),
                     _telling(),
                 ):
-                    made = ready(kept, _step_under(kept, asked))
+                    made = ready(kept, step_under(kept, asked))
                     made.run.trace(*made.specs(taken))
                     tried[id(kept)] = made
                     return kept
@@ -276,15 +250,16 @@ class Planned(KnownStep):
         if taken.donated is None and plan.fits and plan.donate_argnums:
             given = ", ".join(f"args[{n}]" for n in plan.donate_argnums)
             self._say()(
-                f"{self._name} does not fit unless {given} may be overwritten: go on "
-                "with what it returns, not with what it was given"
+                f"{self._name} does not fit unless {given} may be overwritten: what a "
+                "call returns is gone after the next one. Keep copies (jnp.copy) of "
+                "what is needed longer, or let it overwrite nothing: donate_argnums=()"
             )
         waits = [a for a in plan.arguments if a.memory_kind != "device"]
         if plan.fits and waits:
             names = {"parameter": "parameters"}
             roles = dict.fromkeys(names.get(a.role, a.role) for a in waits)
             self._say()(f"{self._name}: in host memory from now on: {', '.join(roles)}")
-        return tried.get(id(plan)) or ready(plan, _step_under(plan, asked))
+        return tried.get(id(plan)) or ready(plan, step_under(plan, asked))
 
     def _found(self, asked: Asked, *, taken_apart: bool) -> Plan:
         """A new plan.
@@ -351,36 +326,3 @@ def _when_told(fun: Callable[..., Any]) -> Callable[..., Any]:
         return fun(*args, **kwargs)
 
     return guarded
-
-
-def _under(taken: Taken, direct: bool, flat: Any, plan: Plan, step: Any) -> _Ready:
-    """The program under a plan; `step` is `flat`, or what was recorded of it.
-
-    **Raises:** `MisfitError` for a plan that does not keep its budget.
-    """
-    if not plan.fits:
-        raise MisfitError(why_it_does_not_fit(plan))
-    return _Ready(
-        plan=plan,
-        run=put_into_effect(
-            plan, step, _when_told, there=is_lowered_elsewhere(taken.arrays)
-        ),
-        give=getattr(flat, "give", _as_it_is),
-        placing=Placing.of(plan, taken.arrays),
-        direct=direct,
-    )
-
-
-def _step_under(plan: Plan, asked: Asked) -> Any:
-    """The step, or what was recorded of it if the plan's program may be made of that.
-
-    Not for a target that is not there, where it was recorded with other devices; nor
-    where nothing of what is marked is decided on.
-    """
-    decides = any(stack.stored is not None for stack in plan.stacks)
-    here = not asked.machine.compile_only
-    return asked.recording if decides and here else asked.step
-
-
-def _as_it_is(out: Any) -> Any:
-    return out

@@ -19,7 +19,7 @@ import jax
 
 from .. import _jax
 from .._calling._known import NO_PROGRAM, Known, KnownStep, known
-from .._errors import ArgumentError, MisfitError, StepError
+from .._errors import ArgumentError, StepError, StowaxError
 from .._mark import current, noticing
 from .._plan._plan import Plan
 from . import _equinox
@@ -41,14 +41,14 @@ class _DifferentiatesError(BaseException):
 class Session:
     """What `stowax.planning` yields: `plans` has every plan that was made, by name.
 
-    `notes` are what is said of functions that run as they are written, and `misfits`
-    tells whether one was refused because nothing keeps the budget.
+    `notes` are what is said of functions that run as they are written, and `refused`
+    tells whether one was not planned, and ended in an error that says why.
     """
 
     def __init__(self, wishes: Wishes, plan: Plan | None):
         self.wishes, self.given = wishes, plan
         self.notes: list[str] = []
-        self.misfits = False
+        self.refused = False
         self._steps: list[_Step] = []
 
     @property
@@ -172,13 +172,13 @@ class _Step(KnownStep):
             return plainly(*args, **kwargs)
         try:
             return call(*args, **kwargs)
-        except MisfitError:
-            session.misfits = True
-            raise
         except StepError as error:
             session.leave(f"{self.__name__} runs as it is written: {error}")
             self._left.add(planned.kind(args, kwargs))
             return plainly(*args, **kwargs)
+        except StowaxError:
+            session.refused = True
+            raise
 
     def __getattr__(self, name: str) -> Any:
         if name == "_original":  # of an object that is not made yet
@@ -260,10 +260,16 @@ def planning(
 
     def pmap(fun: Any, *args: Any, **options: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if not f"{caller}.".startswith(_JAXS_OWN):
+        if f"{caller}.".startswith(_JAXS_OWN):
+            return spread(fun, *args, **options)
+
+        @functools.wraps(fun)
+        def noted(*given: Any, **named: Any) -> Any:
             name = getattr(_named(fun), "__name__", type(fun).__name__)
             session.leave(f"{name} runs as it is written. {NO_PROGRAM}")
-        return spread(fun, *args, **options)
+            return fun(*given, **named)
+
+        return spread(noted, *args, **options)
 
     functools.update_wrapper(jit, real)
     functools.update_wrapper(pmap, spread)

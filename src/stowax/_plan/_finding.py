@@ -30,11 +30,13 @@ from .._search._as_written import (
     narrowed,
     without_donation,
 )
+from .._search._attempt import Attempt
 from .._search._budgets import best_known, unknowing
 from .._search._finish import finished
-from .._search._forms import Found, bytes_as_written, find_plan
+from .._search._forms import Found, find_plan
 from .._search._improve import improve
 from .._search._loop import MOST_COMPILES, Search
+from .._search._plain import bytes_as_written
 from .._search._refusals import narrower
 from .._search._trial import check_offloads
 from .._state._shards import device_bytes
@@ -78,8 +80,8 @@ class Asked:
     compiles: int | None
     cache: ProgramCache
     say: Callable[[str], None]
-    taken: int | None = None
-    """Device bytes of the step as it is, where it was compiled for a share."""
+    written: dict[bool, Attempt] = dataclasses.field(default_factory=dict)
+    """The step as it is, compiled for an earlier search (`Search.written`)."""
 
     @property
     def finishes(self) -> bool:
@@ -168,8 +170,7 @@ def find(asked: Asked) -> list[FoundFor]:
     """
     while True:
         try:
-            budgets, taken = _in_bytes(asked)
-            asked = dataclasses.replace(asked, taken=taken)
+            budgets = _in_bytes(asked)
             found = _find(asked, sorted(set(budgets)))
             by_budget = {one.found.search.budget: one for one in found}
             return [by_budget[budget] for budget in budgets]
@@ -185,24 +186,23 @@ def find(asked: Asked) -> list[FoundFor]:
             asked = dataclasses.replace(asked, recording=less)
 
 
-def _in_bytes(asked: Asked) -> tuple[list[int], int | None]:
+def _in_bytes(asked: Asked) -> list[int]:
     """Each budget in bytes. For shares the step is compiled as it is: what it takes.
 
     More than the machine has is what it has.
     """
     if not any(isinstance(budget, float) for budget in asked.budgets):
-        return [int(budget) for budget in asked.budgets], None
+        return [int(budget) for budget in asked.budgets]
     most = asked.machine.device_bytes
     free = dataclasses.replace(asked, pin={}, forbid=())
     search, _ = _surveyed(free, most, least_bytes(most, _state_bytes(asked)))
     taken = bytes_as_written(search)
-    budgets = [
+    return [
         min(most, max(1, int(budget * taken)))
         if isinstance(budget, float)
         else int(budget)
         for budget in asked.budgets
     ]
-    return budgets, taken
 
 
 def _state_bytes(asked: Asked) -> int:
@@ -330,7 +330,7 @@ def _surveyed(asked: Asked, budget: int, least: int) -> tuple[Search, Preference
         # What the step's own `jit` donates is donated where it stays as it is, too.
         donate=True if asked.donate is None and recording.donated else asked.donate,
         as_written=not asks_for_more(free, survey, lambda value: True),
-        taken=asked.taken,
+        written=asked.written,
         cache=asked.cache,
         say=asked.say,
     )

@@ -17,25 +17,24 @@ planner's model say which form comes first, and believes what was compiled.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from .._planner import evaluate, smallest
 from .._records._plan import Source
 from .._records._stages import Decisions, Solution
 from .._survey._apply import StepPlan
 from .._survey._options import smaller_chip
-from .._survey._survey import Survey, predict
+from .._survey._survey import Survey
 from ._attempt import Attempt
 from ._loop import MOST_COMPILES, SLACK, WORTH_ANOTHER_COMPILE, Search
-from ._trial import compile_and_read, outcome
-
-_DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
-"""How far predictions of layers as they are written may be above the truth.
-
-Measured on the models of the benchmarks and of the tutorial: scans by 8 %, unrolled
-loops by up to 31 %. A compile that is not needed costs less than a plan that is not.
-"""
-
+from ._plain import (
+    compile_plain,
+    doubt,
+    is_straight,
+    plain_bytes,
+    seen_beyond,
+    try_plain,
+)
 
 _COMPILER_SAVES = 0.2
 """Most of a straight-line step's memory that XLA was seen to save by itself.
@@ -78,8 +77,8 @@ def _smallest_budget(search: Search) -> tuple[int, Source]:
         for a in search.attempts
         if a.measured.host_bytes <= search.host_budget
     ]
-    if search.as_written and search.taken is not None:
-        compiled.append(search.taken)
+    if search.as_written and search.may_donate in search.written:
+        compiled.append(search.written[search.may_donate].measured.compiled_bytes)
     if not search.survey.bodies and not compiled:
         return search.survey.reserved_bytes, "predicted"
     if not search.survey.bodies:
@@ -131,15 +130,15 @@ def _loop(search: Search) -> Found:
 def _may_fit_at_all(rolled: Search) -> bool:
     """Whether the step as it is, or what needs least of it, is predicted to fit."""
     least = rolled.forecast.predicted(rolled.needing_least().decisions)
-    plain = _plain_bytes(rolled, donate=rolled.may_donate)
-    return min(least, plain / _doubt(rolled)) <= rolled.budget
+    plain = plain_bytes(rolled, donate=rolled.may_donate)
+    return min(least, plain / doubt(rolled)) <= rolled.budget
 
 
 def _find(rolled: Search, as_written: Callable[[], Search | None]) -> Found:
-    plain = _try_plain(rolled) if rolled.as_written else None
+    plain = try_plain(rolled) if rolled.as_written else None
     if plain is None and not rolled.survey.bodies:
         if not any(a.donated == rolled.may_donate for a in rolled.attempts):
-            _compile_plain(rolled, donate=rolled.may_donate)
+            compile_plain(rolled, donate=rolled.may_donate)
         plain = rolled.best()
     if plain is not None:
         return Found(search=rolled, best=plain, rolled=rolled)
@@ -251,7 +250,7 @@ def _is_faster(solution: Solution, search: Search) -> bool:
 
 def _could_fit_unrolled(rolled: Search) -> bool:
     """Whether the step with unrolled layers may fit if all that can leave it leaves."""
-    if not any(t.stack.separate for t in rolled.survey.step.stacks.values()):
+    if not is_straight(rolled):
         return False
     movable = sum(
         value.bytes
@@ -259,8 +258,8 @@ def _could_fit_unrolled(rolled: Search) -> bool:
         for value in body.values
         if value.role == "optimizer state" and "offload" in value.allowed
     )
-    needed = _plain_bytes(rolled, donate=rolled.may_donate) - movable
-    return movable > 0 and needed <= rolled.budget * _doubt(rolled)
+    needed = plain_bytes(rolled, donate=rolled.may_donate) - movable
+    return movable > 0 and needed <= rolled.budget * doubt(rolled)
 
 
 def _may_fit(written: Search, rolled: Search) -> bool:
@@ -268,7 +267,7 @@ def _may_fit(written: Search, rolled: Search) -> bool:
     if not written.survey.bodies:
         return False
     needed = written.forecast.predicted(smallest(written.problem()).decisions)
-    return needed + _seen(rolled) <= rolled.budget * _doubt(rolled)
+    return needed + seen_beyond(rolled) <= rolled.budget * doubt(rolled)
 
 
 # --- the step as it is ----------------------------------------------------------------
@@ -290,7 +289,7 @@ def _left_to_the_compiler(found: Found, search: Search) -> Found:
     options = smaller_chip(search.survey.target, search.budget, arguments)
     if not options or options.keys() & search.user_options:
         return found
-    attempt = _compile_plain(search, donate=plain.donated, options=options)
+    attempt = compile_plain(search, donate=plain.donated, options=options)
     rival = found.best.measured.step_seconds
     beaten = not found.search.fits(found.best) or attempt.measured.step_seconds < rival
     if not search.fits(attempt) or not beaten:
@@ -302,76 +301,7 @@ def _left_to_the_compiler(found: Found, search: Search) -> Found:
 
 def _nearly_fits(search: Search, plain: Attempt) -> bool:
     """Whether straight-line code takes a little more than the budget."""
-    if not any(t.stack.separate for t in search.survey.step.stacks.values()):
+    if not is_straight(search):
         return False
     least = plain.measured.compiled_bytes * (1 - _COMPILER_SAVES)
     return least <= search.budget < plain.measured.compiled_bytes
-
-
-def _try_plain(search: Search) -> Attempt | None:
-    """Compiles the step where it may fit: as it is, then with its state donated."""
-    ways = (True,) if search.donate else (False, True)
-    for donate in ways:
-        if donate and not search.may_donate and True in ways[1:]:
-            continue
-        if _plain_bytes(search, donate=donate) <= search.budget * _doubt(search):
-            attempt = _compile_plain(search, donate=donate)
-            if search.fits(attempt):
-                return attempt
-    return None
-
-
-def _plain_bytes(search: Search, *, donate: bool) -> int:
-    """Device bytes that the step as it is should need."""
-    if donate not in search.plain:
-        _, prediction = predict(search.survey, None, donate=donate)
-        search.plain[donate] = prediction.device_total
-    return search.plain[donate] + _seen(search)
-
-
-def _seen(search: Search) -> int:
-    """What the step as it is was seen to need beyond its prediction."""
-    return sum(a.measured.excess for a in search.attempts if a.decisions is None)
-
-
-def _doubt(search: Search) -> float:
-    """The factor between a prediction that is too large and the budget."""
-    if search.attempts:
-        return 1 + SLACK
-    stacks = search.survey.step.stacks.values()
-    return _DOUBT_UNROLLED if any(t.stack.separate for t in stacks) else _DOUBT
-
-
-def bytes_as_written(search: Search) -> int:
-    """Device bytes of the step as it is, its state donated where that may be."""
-    return _compile_plain(search, donate=search.may_donate).measured.compiled_bytes
-
-
-def _compile_plain(
-    search: Search,
-    *,
-    donate: bool,
-    options: Mapping[str, str | bool] | None = None,
-) -> Attempt:
-    told = " for a smaller chip" if options else ""
-    search.say(f"compiling the step as it is{told}{', its state donated' * donate}")
-    measured = compile_and_read(
-        search.survey,
-        f"as written{told}",
-        None,
-        {**(options or {}), **search.user_options},
-        cache=search.cache,
-        correction=_seen(search),
-        donate=donate,
-    )
-    search.say(outcome(measured, search.budget, search.host_budget))
-    attempt = Attempt(
-        decisions=None,
-        solution=None,
-        evaluation=None,
-        options={**(options or {}), **search.user_options},
-        donated=donate,
-        measured=measured,
-    )
-    search.add(attempt)
-    return attempt

@@ -56,16 +56,17 @@ Say = Callable[[str], None]
 class Search:
     """The state of the loop for one budget; `best` gives the attempt to believe.
 
-    `free` is the survey before what the user wants decided. `as_written` says that the
-    step may stay as it is, if it fits; `taken` are its device bytes, where it was
-    compiled before the budget was known. `cache` has programs of other days. `least`
-    has the decisions that were made for want of any others that fit. `log` has all that
-    was compiled for the plan, other searches' attempts too, `other_bound` the seconds
-    below which none of theirs can be, `plain` the predicted bytes of the step as it is,
-    donated or not (see `_forms`). `charges` are what offloaded values were waited for,
-    `lessons` what the planner's memory model was seen to leave out, `windows` how long
-    the last program's loops work, `proposed` every solution that a prediction was made
-    for, `nearly` what was too big by little, `untaught` what needs least by the model
+    `free` is the survey before what the user wants decided. `as_written` says that
+    the step may stay as it is, if it fits; `written` has its programs that were
+    compiled for other searches, by whether its state is donated. `cache` has
+    programs of other days. `least` has the decisions that were made for want of any
+    others that fit. `log` has all that was compiled for the plan, other searches'
+    attempts too, `other_bound` the seconds below which none of theirs can be,
+    `plain` the predicted bytes of the step as it is, donated or not (see `_plain`).
+    `charges` are what offloaded values were waited for, `lessons` what the
+    planner's memory model was seen to leave out, `windows` how long the last
+    program's loops work, `proposed` every solution that a prediction was made for,
+    `nearly` what was too big by little, `untaught` what needs least by the model
     alone, by the budget of the host.
     """
 
@@ -77,7 +78,7 @@ class Search:
     donate: bool | None
     say: Say
     as_written: bool = True
-    taken: int | None = None
+    written: dict[bool, Attempt] = dataclasses.field(default_factory=dict)
     cache: ProgramCache = dataclasses.field(default_factory=ProgramCache)
     log: list[Attempt] = dataclasses.field(default_factory=list)
     other_bound: float = math.inf

@@ -22,6 +22,9 @@ _STATE: frozenset[Role] = frozenset({"parameter", "optimizer state"})
 _GIVEN: frozenset[Role] = frozenset({"parameter", "batch"})
 Kind = tuple[tuple[int, ...], str]
 
+_DEPTHS = (0, 1, 2)
+"""How deep a result may be: one tree, one of several, or one of a group (`nnx.jit`)."""
+
 
 def find_donated(
     arguments: Sequence[Any],
@@ -71,14 +74,13 @@ class _Free:
     def __init__(self, jaxpr: Any, paths: Sequence[Any], updates: Mapping[int, int]):
         taken = {*updates.values()}
         avals = [v.aval for v in _jax.open_jaxpr(jaxpr).outvars]
-        self.places: dict[str, Kind] = {}
-        self.results: dict[str, set[str]] = collections.defaultdict(set)
+        # What is at a place of its result, and in which result that is.
+        self.places: dict[str, set[tuple[Kind, str]]] = collections.defaultdict(set)
         for k, path in enumerate(paths):
             if k not in taken:
-                for depth in (0, 1):  # the results may be one tree, or several
+                for depth in _DEPTHS:
                     place = jax.tree_util.keystr(tuple(path[depth:]))
-                    self.places.setdefault(place, _kind(avals[k]))
-                    self.results[place].add(str(path[:depth]))
+                    self.places[place].add((_kind(avals[k]), str(path[:depth])))
         self.types = collections.Counter(
             _kind(a) for k, a in enumerate(avals) if k not in taken
         )
@@ -96,9 +98,10 @@ class _Free:
         for trained, argument in wanted:
             kind, path = _kind(argument.spec), argument.path
             place = _place(argument)
-            there = place and self.places.get(place) == kind
-            if argument.role == "parameter":
-                there = there and not self.results[place].isdisjoint(beside)
+            there = bool(place) and any(
+                found == kind and (argument.role != "parameter" or result in beside)
+                for found, result in self.places[place]
+            )
             types[kind] += 1
             lost = trained or (argument.role in _GIVEN and not there)
             if lost or types[kind] > self.types[kind]:
@@ -113,9 +116,10 @@ def _place(argument: Any) -> str:
 
 
 def _result(path: Sequence[Any], argument: Any) -> str:
-    """Which result an output is in that takes an argument's place: all may be one."""
-    whole = jax.tree_util.keystr(tuple(path)) == _place(argument)
-    return str(path[: 0 if whole else 1])
+    """Which result an output is in that takes an argument's place."""
+    mine = _place(argument)
+    depths = (d for d in _DEPTHS if jax.tree_util.keystr(tuple(path[d:])) == mine)
+    return str(path[: next(depths, 1)])
 
 
 def _kind(value: Any) -> Kind:

@@ -12,12 +12,18 @@ from ._blocks import Cut
 
 def cut_out(whole: Any, at: Sequence[Any], block: Sequence[int]) -> Any:
     """The block of this shape at `at`, none of whose numbers is negative."""
-    return jax.lax.dynamic_slice(whole, at, block, allow_negative_indices=False)
+    return jax.lax.dynamic_slice(whole, _alike(at), block, allow_negative_indices=False)
 
 
 def put_in(whole: Any, part: Any, at: Sequence[Any]) -> Any:
     """`whole` with `part` at `at`, none of whose numbers is negative."""
+    at = _alike(at)
     return jax.lax.dynamic_update_slice(whole, part, at, allow_negative_indices=False)
+
+
+def _alike(at: Sequence[Any]) -> list[Any]:
+    """Places as numbers of one type: under x64 a loop may count with 64 bits."""
+    return [jnp.int32(place) for place in at]
 
 
 def starts_in_rows(cut: Cut, index: Any) -> list[Any]:

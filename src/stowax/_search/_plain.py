@@ -88,6 +88,10 @@ def compile_plain(
     donate: bool,
     options: Mapping[str, str | bool] | None = None,
 ) -> Attempt:
+    """The step as it is, compiled, or as it was for another search.
+
+    **Arguments:** `options` tell the compiler of a smaller chip.
+    """
     if not options and (known := search.written.get(donate)) is not None:
         search.add(known)
         return known

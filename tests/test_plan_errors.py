@@ -154,8 +154,8 @@ def test_unknown_targets():
     assert text.startswith("target: got 'tpu', and JAX sees no tpu here. ")
 
 
-def test_shardings_over_other_devices():
-    mesh = jax.make_mesh((2,), ("data",))
+def test_shardings_over_another_machine():
+    mesh = stowax.target("h100x8").mesh((2,), ("data",))
     spread = NamedSharding(mesh, PartitionSpec("data"))
     x = jax.ShapeDtypeStruct((64, WIDTH), jnp.float32, sharding=spread)
     assert refused(ArgumentError, train, ARGS[0], {"x": x}) == (

@@ -202,6 +202,8 @@ def test_prices_are_of_a_unit_that_is_small_beside_the_budget():
     # A price that is lost beside the step is not worth a line.
     large = dataclasses.replace(small, model_seconds=1.1)
     assert "1 MiB more" not in plan_text(large, 80)
+    toy = dataclasses.replace(small, budget_bytes=2 * MIB, model_seconds=1e-3)
+    assert "64 KiB more  would save about 6.2 µs of each step" in plan_text(toy, 80)
 
 
 def test_brackets_in_names_survive():

@@ -98,3 +98,16 @@ def test_small_arrays_go_where_nothing_else_fits(usual_promotion):
     assert compiled_total(found, step, weights, moments, spec(16, width)) == (
         found.device_bytes
     )
+
+
+def test_a_refusal_says_why_the_state_stays():
+    """Nothing leaves a CPU: it has no other memory."""
+
+    def step(w, m, x):
+        value, grads = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - 0.1 * m, 0.9 * m + grads, value
+
+    args = spec(512, 512), spec(512, 512), spec(8, 512)
+    found = stowax.plan(step, *args, budget="1MiB", target="cpu", progress=False)
+    largest, *_ = found.in_the_way
+    assert largest.endswith("stays: the target has no host memory of its own")

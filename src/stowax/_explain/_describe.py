@@ -155,12 +155,25 @@ def baseline_records(
 
 
 def in_the_way(survey: Survey) -> tuple[str, ...]:
-    """The largest things that no decision can move, for a plan that does not fit."""
+    """The largest things that no decision can move, for a plan that does not fit.
+
+    Of state with the reason of the largest part that stays.
+    """
     sizes: dict[str, int] = {}
     for argument in survey.step.arguments:
         size = sizes.get(argument.role, 0) + _argument_bytes(argument.spec)
         sizes[argument.role] = size
-    found = [(size, f"{role}: {format_bytes(size)}") for role, size in sizes.items()]
+    state = [v for body in survey.bodies if body.phase == "update" for v in body.values]
+    state += [staying.value for staying in survey.staying if not staying.small]
+    why = {
+        value.role: f", of which some stays: {value.stays}"
+        for value in sorted(state, key=lambda value: value.bytes)
+        if value.stays
+    }
+    found = [
+        (size, f"{role}: {format_bytes(size)}{why.get(role, '')}")
+        for role, size in sizes.items()
+    ]
     for body in survey.bodies:
         if body.phase == "update":
             continue

@@ -20,6 +20,7 @@ SCREEN = 40
 _MOST_BASELINES = 9  # two fewer for every stack: together they share a screen
 _ALL_COLUMNS = 80  # narrower, a column fewer is better than figures cut short
 _LONGEST_NAME = 20  # of a policy, where the table has no room to spare
+_UNITS = {"1 GiB": 2**30, "1 MiB": 2**20, "64 KiB": 2**16}
 _WORTH_SAYING = 1e-4  # of the step's time: less than 0.01 % prints as nothing
 
 
@@ -257,10 +258,11 @@ def _left_free(record: PlanRecord) -> str:
 
 def _more_memory(record: PlanRecord) -> Iterable[tuple[str, str]]:
     """What one more unit buys: one that is small beside the budget, as prices are."""
-    of_gib, unit = (1, "GiB") if record.budget_bytes >= 4 * 2**30 else (2**10, "MiB")
-    saved = record.seconds_per_gib / of_gib
+    budget = record.budget_bytes
+    unit = next((u for u in _UNITS if budget >= 4 * _UNITS[u]), "64 KiB")
+    saved = record.seconds_per_gib * _UNITS[unit] / 2**30
     if saved > 0 and saved >= _WORTH_SAYING * record.model_seconds:
-        yield f"1 {unit} more", f"would save about {format_seconds(saved)} of each step"
+        yield f"{unit} more", f"would save about {format_seconds(saved)} of each step"
 
 
 def _concerns(note: str, record: PlanRecord) -> bool:

@@ -246,3 +246,12 @@ def test_memories_that_do_not_agree_otherwise_are_still_an_error(pair):
         jax.jit(odd)(here)
     with pytest.raises(ValueError, match="memory_space of all inputs"):
         jax.jit(lambda y: odd(y) + jnp.sum(there))(here)
+
+
+def test_a_device_is_a_place_to_put_it(pair):
+    """JAX by itself refuses: it would move nothing, and the memory is another one."""
+    there, here = pair
+    (device,) = here.devices()
+    found = jax.device_put({"there": there, "here": here, "one": 1.0}, device)
+    assert where(found) == {"device"}
+    np.testing.assert_array_equal(found["there"], np.asarray(there))

@@ -23,6 +23,7 @@ Served: JAX 0.10 to 0.12.
 
 import contextlib
 import contextvars
+import functools
 import sys
 import threading
 import weakref
@@ -33,6 +34,7 @@ import jax
 from jax._src import api as _api
 from jax._src import array as _array
 from jax._src import core as _core
+from jax._src import dispatch as _dispatch
 from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
 from jax._src.interpreters import partial_eval as _partial_eval
@@ -77,7 +79,23 @@ def compute_on_copies() -> None:
             jax.vjp = _api.vjp
         _lax.full_like = _filling(full_like)  # pyright: ignore[reportAttributeAccessIssue]
         _see_as_on_device()
+        dispatch: Any = _dispatch
+        dispatch._device_put_sharding_impl = _putting(
+            dispatch._device_put_sharding_impl
+        )
         _installed = True
+
+
+def _putting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.device_put` to a device: JAX makes no copy of what is in host memory."""
+
+    @functools.wraps(original)
+    def putting(array: Any, aval: Any, device: Any, *rest: Any) -> Any:
+        if isinstance(device, jax.Device) and _in_host_memory(array):
+            device = jax.sharding.SingleDeviceSharding(device)
+        return original(array, aval, device, *rest)
+
+    return putting
 
 
 def _see_as_on_device() -> None:

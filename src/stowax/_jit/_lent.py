@@ -43,6 +43,8 @@ class Lent:
             for leaf in jax.tree.leaves(arrays[position])
             if isinstance(leaf, jax.Array) and not self._is_result(leaf)
         ]
+        if not all(leaf.is_fully_addressable for leaf in found):
+            return frozenset()  # a copy would be every process's to make
         devices = {device for leaf in found for device in leaf.devices()}
         if not all(_room(device) >= self.device_bytes for device in devices):
             return frozenset()
@@ -60,8 +62,6 @@ def copied(leaf: Any) -> Any:
 
 def _room(device: Any) -> float:
     """Bytes of a device that nothing takes; on a CPU nobody counts them."""
-    if device.process_index != jax.process_index():
-        return float("inf")
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         return float("inf")

@@ -177,3 +177,33 @@ def test_statistics_that_layers_return_come_back_with_the_state():
     x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
     plan = stowax.plan(step, state, x, target="h200", budget="90%", progress=False)
     assert plan.donate_argnums == (0,)
+
+
+def test_a_whole_epoch_has_the_roles_of_its_steps(usual_promotion):
+    """From the second trip on, parameters are made of moments and batches."""
+    optimizer = optax.adam(0.1)
+
+    def epoch(params, state, batches):
+        def one(carry, x):
+            params, state = carry
+            loss, grads = jax.value_and_grad(loss_fn)(params, {}, x)
+            updates, state = optimizer.update(grads, state)
+            return (optax.apply_updates(params, updates), state), loss
+
+        (params, state), losses = jax.lax.scan(one, (params, state), batches)
+        return params, state, losses
+
+    params = {**FROZEN, **TUNED}
+    moments = jax.eval_shape(optimizer.init, params)
+    traced, names = roles(epoch, params, moments, spec(5, *X.shape))
+    by_argument = {
+        path.split("]")[0]: role
+        for path, role in names.items()
+        if not path.endswith("count")
+    }
+    assert by_argument == {
+        "args[0": "parameter",
+        "args[1": "optimizer state",
+        "args[2": "batch",
+    }
+    assert traced.donate == (0, 1)

@@ -34,24 +34,30 @@ def reach(
     rule: Rule = everything,
     *,
     choices: bool = False,
+    first: bool = False,
     tell: Callable[[Any, int], None] | None = None,
 ) -> list[int]:
     """For each output, as bits, what among `inputs` it is made of under a rule.
 
     **Arguments:** with `choices`, what a branch is chosen by and what ends a loop is
-    part of the results, too; `tell` hears of every operation, those with insides
+    part of the results, too; with `first`, loops are looked at as if their first trip
+    were the only one; `tell` hears of every operation, those with insides
     before what is in them, and of all that reaches it.
     """
-    return _Walk(rule, choices, tell).run(jaxpr, inputs)
+    return _Walk(rule, choices, first, tell).run(jaxpr, inputs)
 
 
 class _Walk:
     """See `reach`."""
 
     def __init__(
-        self, rule: Rule, choices: bool, tell: Callable[[Any, int], None] | None
+        self,
+        rule: Rule,
+        choices: bool,
+        first: bool,
+        tell: Callable[[Any, int], None] | None,
     ):
-        self.rule, self.choices, self.tell = rule, choices, tell
+        self.rule, self.choices, self.first, self.tell = rule, choices, first, tell
 
     def run(self, jaxpr: Any, inputs: Sequence[int]) -> list[int]:
         opened = _jax.open_jaxpr(jaxpr)
@@ -99,6 +105,6 @@ class _Walk:
                 v | o
                 for v, o in zip(values[start:stop], out[: stop - start], strict=True)
             ]
-            if carry == values[start:stop]:
+            if self.first or carry == values[start:stop]:
                 return out
             values = [*values[:start], *carry, *values[stop:]]

@@ -112,8 +112,11 @@ def find_roles(jaxpr: Any, places: Places, boundary: Mapping[str, Emission]) -> 
         return [arguments & every]
 
     both = [1 << i | 1 << count + i for i in range(count)]
+    # From the second trip of an epoch's loop on, parameters are made of everything.
+    reach(jaxpr, both, rule, choices=True, first=True)
+    marked = dict(reached)
     outputs = reach(jaxpr, both, rule, choices=True)
-    parameters = reached[_DIFFERENTIATED]
+    parameters = marked[_DIFFERENTIATED]
     trained = frozenset(i for i in range(count) if parameters >> i & 1)
     frozen = find_frozen(jaxpr, boundary, trained) if differentiated else frozenset()
     trees = {positions[i] for i in frozen - _counted(jaxpr, places, frozen)}
@@ -123,7 +126,7 @@ def find_roles(jaxpr: Any, places: Places, boundary: Mapping[str, Emission]) -> 
             updated |= arguments
     roles: list[Role] = []
     for i, position in enumerate(positions):
-        constant = reached[_CONSTANT] >> i & 1
+        constant = marked[_CONSTANT] >> i & 1
         if i in trained or (constant and position in trees):
             roles.append("parameter")
         elif constant:

@@ -9,6 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import stowax
 from stowax import _jax
+from stowax._errors import ArgumentError
 from stowax._jaxprs._canonical import outline
 
 LAYERS, WIDTH, ROWS, DEVICES = 4, 256, 64, 8
@@ -225,3 +226,39 @@ def test_axes_of_one_device_are_in_types_all_the_same(target, form, usual_promot
     for a, b in zip(*map(jax.tree.leaves, (mine, plain)), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-4)
         assert a.ndim == 0 or a.sharding.spec == b.sharding.spec
+
+
+def test_state_stays_where_jax_forgets_the_memory_of_results(usual_promotion):
+    """Over a mesh with axes of both kinds it would be overwritten on the device."""
+    mesh = jax.make_mesh(
+        (2, 1),
+        ("d", "e"),
+        (AxisType.Explicit, AxisType.Auto),
+        devices=jax.devices()[:2],
+    )
+    place = NamedSharding(mesh, P())
+    params = number(0, (LAYERS, WIDTH, WIDTH), place)
+    moments, x = 0 * params, number(1, (ROWS, WIDTH), place)
+
+    def momentum(params, moments, x):
+        def loss(params):
+            out, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params)
+            return jnp.mean(out**2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        moments = 0.9 * moments + grads
+        return params - 0.1 * moments, moments, value
+
+    wishes = {"target": "h200x8", "donate_argnums": (0, 1), "progress": False}
+    with jax.set_mesh(mesh):
+        pin = {"optimizer state": "offload"}
+        pinned = stowax.jit(momentum, pin=pin, budget="1MiB", **wishes)
+        with pytest.raises(ArgumentError, match="has Explicit axes and Auto ones"):
+            pinned(params, moments, x)
+        planned = stowax.jit(momentum, budget="90%", **wishes)
+        mine, plain = (params + 0, moments + 0), (params, moments)
+        for _ in range(3):
+            *mine, value = planned(*mine, x)
+            *plain, expected = jax.jit(momentum)(*plain, x)
+            np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert {a.memory_kind for a in planned.plan.arguments} == {"device"}

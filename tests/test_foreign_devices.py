@@ -211,3 +211,17 @@ def test_more_devices_than_the_target_has():
         "target: got 'h200', which has 1 device, for arrays that are spread over 8. "
         "Write 'h200x8'."
     )
+
+
+def test_arrays_over_two_machines():
+    machine = stowax.target("v5p-8")
+    w = jax.ShapeDtypeStruct(
+        (LAYERS, WIDTH, WIDTH), jnp.float32, sharding=machine.sharding()
+    )
+    x = jax.ShapeDtypeStruct((1024, WIDTH), jnp.float32)
+    here = jax.make_mesh((1,), ("data",), (KINDS["Auto"],), devices=jax.devices()[:1])
+    with (
+        jax.set_mesh(here),
+        pytest.raises(ArgumentError, match="arrays over v5p-8 and others, or a mesh"),
+    ):
+        stowax.plan(step, w, x, target="v5p-8", progress=False)

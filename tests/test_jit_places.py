@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import stowax
+from stowax._jit import _lent, _placing, _ready
 from test_jit import batch, loss_of, train_step, weights
 
 P = PartitionSpec
@@ -262,3 +263,36 @@ def test_an_array_that_is_also_kept_is_not_overwritten(usual_promotion):
         policy, momentum, _ = planned(policy, momentum, reference, x)
     assert 0 in planned.plan.donate_argnums
     np.testing.assert_array_equal(reference, before)
+
+
+def test_what_a_step_returned_is_its_own_whatever_the_batch(monkeypatch):
+    """Nothing is copied for a last, smaller batch; nor where there is no room."""
+
+    def step(params, momentum, x):
+        def loss_fn(p):
+            layer = lambda h, w: (h + jnp.tanh(h @ w), None)
+            return jnp.mean(jax.lax.scan(layer, x, p)[0] ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(params)
+        momentum = 0.9 * momentum + grads
+        return params - 0.1 * momentum, momentum, loss
+
+    params = 0.2 * jax.random.normal(jax.random.key(0), (4, 48, 48))
+    given = params, jnp.zeros_like(params)
+    copies, lines = [], []
+    for module in (_placing, _ready):
+        monkeypatch.setattr(module, "copied", lambda a: copies.append(a) or a + 0)
+    planned = stowax.jit(step, target="h200", budget="75%", progress=lines.append)
+    *state, _ = planned(*given, jnp.ones((16, 48)))
+    assert planned.plan.donate_argnums == (0, 1)
+    assert not any(array.is_deleted() for array in given)
+    first = len(copies)
+    assert first
+    for rows in (8, 16, 8):
+        *state, _ = planned(*state, jnp.ones((rows, 48)))
+    monkeypatch.setattr(_lent, "_room", lambda device: 0)
+    for _ in range(2):
+        planned(*map(jnp.copy, given), jnp.ones((16, 48)))
+    assert len(copies) == first
+    said = [line for line in lines if "no room for copies" in line]
+    assert len(said) == 1

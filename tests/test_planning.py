@@ -296,7 +296,6 @@ def test_what_pmap_spreads_is_said_to_run_as_it_is_written():
     with planning(budget="90%") as session:
         found = jax.pmap(spread_step)(weights()[None], batch()[None])
         jax.pmap(fun=functools.partial(spread_step))
-        jax.pmap(lambda x: x)  # never called: no word of it
     np.testing.assert_array_equal(found, expected)
     (note,) = session.notes
     assert note.startswith("spread_step runs as it is written. It is a function of")

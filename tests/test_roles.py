@@ -207,3 +207,14 @@ def test_a_whole_epoch_has_the_roles_of_its_steps(usual_promotion):
         "args[2": "batch",
     }
     assert traced.donate == (0, 1)
+
+
+def test_what_is_logged_under_the_same_name_is_not_the_state_given_back():
+    def step(state, x):
+        loss, grads = jax.value_and_grad(loss_fn)(state["w"], {}, x - state["ref"])
+        new = jax.tree.map(lambda w, g: w - 0.1 * g, state["w"], grads)
+        return {"w": new}, {"log": {"ref": 2 * x}}, loss
+
+    state = {"w": {**FROZEN, **TUNED}, "ref": X}
+    traced, _ = roles(step, state, X)
+    assert traced.donate == ()

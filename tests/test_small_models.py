@@ -9,6 +9,8 @@ import pytest
 
 import stowax
 from planned_models import compiled_total, plan, spec
+from stowax._errors import CompileError
+from stowax._plan import _finding
 from stowax._records._stages import least_bytes
 
 LAYERS, ROWS, WIDTH = 10, 256, 256
@@ -111,3 +113,42 @@ def test_a_refusal_says_why_the_state_stays():
     found = stowax.plan(step, *args, budget="1MiB", target="cpu", progress=False)
     largest, *_ = found.in_the_way
     assert largest.endswith("stays: the target has no host memory of its own")
+
+
+@pytest.mark.slow
+def test_what_was_found_stays_where_smaller_arrays_do_not_compile(monkeypatch):
+    def step(weights, moments, x):
+        def loss(weights):
+            y = x
+            for w in weights:
+                y = jnp.tanh(y @ w)
+            return jnp.mean(y**2)
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        moments = [0.9 * m + g for m, g in zip(moments, grads, strict=True)]
+        new = [w - 0.1 * m for w, m in zip(weights, moments, strict=True)]
+        return new, moments, value
+
+    searched, lines = _finding._searched, []
+
+    def refusing(asked, search):
+        if any("nothing fits" in line for line in lines):
+            raise CompileError("no program of that")
+        return searched(asked, search)
+
+    monkeypatch.setattr(_finding, "_searched", refusing)
+    layers = [spec(32, 32)] * 40
+    found = stowax.plan(
+        step,
+        layers,
+        layers,
+        spec(8, 32),
+        target="h200",
+        budget="35%",
+        donate=True,
+        progress=lines.append,
+    )
+    assert any("smaller arrays stay: no program of that" in line for line in lines)
+    assert not found.fits
+    assert found.smallest_budget > found.budget_bytes
+    assert not any("planning less" in line for line in lines)

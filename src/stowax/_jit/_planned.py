@@ -44,6 +44,7 @@ from ._ahead import Ahead, with_static
 from ._equinox import is_filter_jit, raise_as_equinox
 from ._kept import Kept
 from ._kinds import kind_of, types_of
+from ._lent import Lent, Results
 from ._placing import is_about_donation, on_device, on_one_mesh
 from ._processes import agreed
 from ._ready import Ready, given_by, step_under, under
@@ -63,6 +64,7 @@ class Planned(KnownStep):
         self.known, self._wishes, self._given = what, wishes, plan
         self._kept = Kept.within(wishes.cache)
         self._ready: dict[Hashable, Ready] = {}
+        self._results: Results = {}
         self._inlined: dict[Hashable, tuple[Any, Any]] = {}
         self._fast: Callable[..., Any] | None = None
         self._context: Any = None
@@ -192,9 +194,10 @@ class Planned(KnownStep):
                 with explaining(taken):
                     self._ready[key] = self._made(taken, own is not None, flat)
                 made = self._ready[key]
-                looks = made.lent or is_filter_jit(self.known.function)
-                direct = len(self._ready) == 1 and made.direct and not looks
-                self._fast = made.run if direct else None
+                direct = len(self._ready) == 1 and made.direct
+                direct = direct and not is_filter_jit(self.known.function)
+                fast = made.lent.direct(made.run) if made.lent else made.run
+                self._fast = fast if direct else None
                 self._context = context
             ready = self._ready[key]
         self.plan = ready.plan or self.plan
@@ -202,7 +205,7 @@ class Planned(KnownStep):
 
     def _made(self, taken: Taken, direct: bool, flat: Any) -> Ready:
         """The program for arguments of a new kind."""
-        ready = functools.partial(under, taken, direct, flat, _when_told)
+        ready = functools.partial(under, taken, direct, flat, _when_told, self._lent)
         if (given := self._given) is not None:
             said = json.dumps(given.to_json())
             agreed(self._name, lambda: (said, given), lambda plan: plan)
@@ -285,6 +288,11 @@ class Planned(KnownStep):
                 smallest_budget_is=frugal.smallest_budget_is,
             )
         return plan
+
+    def _lent(self, plan: Plan) -> Lent:
+        """For a plan that overwrites what nobody said it may."""
+        say = lambda text: self._say()(f"{self._name}: {text}")
+        return Lent(plan.donate_argnums, plan.device_bytes, self._results, say)
 
     def _asked(self, taken: Taken, flat: Any) -> Asked:
         wishes = {

@@ -68,16 +68,19 @@ def under(
     direct: bool,
     flat: Any,
     within: Callable[[Callable[..., Any]], Callable[..., Any]],
+    lent: Callable[[Plan], Lent],
     plan: Plan,
     step: Any,
 ) -> Ready:
     """The program under a plan; `step` is `flat`, or what was recorded of it.
 
+    **Arguments:** `lent` is for plans that overwrite what nobody said they may.
+
     **Raises:** `MisfitError` for a plan that does not keep its budget.
     """
     if not plan.fits:
         raise MisfitError(why_it_does_not_fit(plan))
-    lent = taken.donated is None and plan.donate_argnums
+    overwrites = taken.donated is None and plan.donate_argnums
     return Ready(
         plan=plan,
         run=put_into_effect(
@@ -86,7 +89,7 @@ def under(
         give=given_by(flat),
         placing=Placing.of(plan, taken.arrays),
         direct=direct,
-        lent=Lent(frozenset(plan.donate_argnums), plan.device_bytes) if lent else None,
+        lent=lent(plan) if overwrites else None,
     )
 
 

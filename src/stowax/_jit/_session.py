@@ -27,6 +27,7 @@ from ._planned import Planned
 from ._wishes import Wishes, given_plan, wished
 
 _JAXS_OWN = ("jax.", "jaxlib.", "stowax.")
+_ASKS_FOR_A_TYPE = "equinox._module."  # and never calls what `jax.pmap` returns
 
 # The step that may turn out to differentiate in the trace that is under way.
 _deciding: contextvars.ContextVar["_Step | None"] = contextvars.ContextVar(
@@ -260,16 +261,10 @@ def planning(
 
     def pmap(fun: Any, *args: Any, **options: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if f"{caller}.".startswith(_JAXS_OWN):
-            return spread(fun, *args, **options)
-
-        @functools.wraps(fun)
-        def noted(*given: Any, **named: Any) -> Any:
+        if not f"{caller}.".startswith((*_JAXS_OWN, _ASKS_FOR_A_TYPE)):
             name = getattr(_named(fun), "__name__", type(fun).__name__)
             session.leave(f"{name} runs as it is written. {NO_PROGRAM}")
-            return fun(*given, **named)
-
-        return spread(noted, *args, **options)
+        return spread(fun, *args, **options)
 
     functools.update_wrapper(jit, real)
     functools.update_wrapper(pmap, spread)

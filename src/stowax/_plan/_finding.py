@@ -183,7 +183,7 @@ def find(asked: Asked) -> list[FoundFor]:
             if less is None:
                 raise
             asked.say(f"planning less: {less.left[-1]}")
-            asked = dataclasses.replace(asked, recording=less)
+            asked = dataclasses.replace(asked, recording=less, written={})
 
 
 def _in_bytes(asked: Asked) -> list[int]:
@@ -259,8 +259,12 @@ def _finer(asked: Asked, found: Found) -> tuple[Found, Preferences] | None:
     if not least or needed - freed > search.budget:
         return None
     asked.say("nothing fits: smaller arrays may be offloaded, too")
-    again, preferences = _surveyed(asked, search.budget, least)
-    finer = _searched(asked, again)
+    try:
+        again, preferences = _surveyed(asked, search.budget, least)
+        finer = _searched(asked, again)
+    except (CompileError, OffloadVanishedError) as error:
+        asked.say(f"smaller arrays stay: {str(error).splitlines()[0]}")
+        return None
     better = finer.smallest_budget() < found.smallest_budget()
     return (finer, preferences) if better else None
 

@@ -27,10 +27,15 @@ def try_plain(search: Search) -> Attempt | None:
     for donate in ways:
         if donate and not search.may_donate and True in ways[1:]:
             continue
-        needed = plain_bytes(search, donate=donate)
-        if donate and is_straight(search):
-            needed = min(needed, plain_bytes(search, donate=False) - _returned(search))
-        if needed <= search.budget * doubt(search):
+        if donate in search.written:
+            may_fit = search.fits(search.written[donate])
+        else:
+            needed = plain_bytes(search, donate=donate)
+            if donate and is_straight(search):
+                other = plain_bytes(search, donate=False)
+                needed = min(needed, other - _returned(search))
+            may_fit = needed <= search.budget * doubt(search)
+        if may_fit:
             attempt = compile_plain(search, donate=donate)
             if search.fits(attempt):
                 return attempt

@@ -26,6 +26,15 @@ def axes_of(part: Any) -> tuple[str, ...]:
     return (part,) if isinstance(part, str) else tuple(part or ())
 
 
+def mixes_axes(spec: Any) -> bool:
+    """Whether an array's mesh has axes in types and others that are not.
+
+    JAX (0.10 to 0.12) forgets in which memory results over such a mesh lie.
+    """
+    mesh = getattr(getattr(spec, "sharding", None), "mesh", None)
+    return bool(mesh is not None and mesh.explicit_axes and mesh.auto_axes)
+
+
 def partition_of(spec: Any) -> Partition | None:
     """Which axes of a mesh each axis of an array is spread over, if any are.
 

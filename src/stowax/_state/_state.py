@@ -56,7 +56,7 @@ from ._layer_axes import (
     lying_orders,
     why_layers_do_not_cross,
 )
-from ._shards import device_bytes, shard_shape
+from ._shards import device_bytes, mixes_axes, shard_shape
 
 NO_HOST = "the target has no host memory of its own"
 
@@ -118,6 +118,7 @@ def search_state(
         for i in range(len(step.arguments))
         if _movable(step, i)
         and getattr(specs[i], "sharding", None) is not None
+        and not mixes_axes(specs[i])
         and device_bytes(specs[i]) >= least_bytes
     ]
     return _found(step, specs, candidates, size, returned=returned)

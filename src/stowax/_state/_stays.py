@@ -23,7 +23,7 @@ from ._layer_axes import (
     lying_orders,
     why_layers_do_not_cross,
 )
-from ._shards import device_bytes
+from ._shards import device_bytes, mixes_axes
 from ._state import NO_HOST, State, general, has_host_memory
 
 _ROLES = ("parameter", "optimizer state")
@@ -33,6 +33,10 @@ _OUTSIDE = (
 )
 _WHOLE = "what is made of it is needed whole on the device"
 _TOGETHER = "arrays that are one value with it stay, and they move together"
+MIXED = (
+    "its mesh has Explicit axes and Auto ones, and JAX forgets the memory of what a "
+    "step returns over such a mesh"
+)
 _LEFT_OPEN = "it has no sharding, and others are spread over a mesh"
 
 
@@ -132,6 +136,8 @@ class _Reasons:
             return NO_HOST
         if getattr(spec, "sharding", None) is None:
             return _LEFT_OPEN
+        if mixes_axes(spec):
+            return MIXED
         if i in self.step.updates and argument.position not in self.step.donate:
             whole, lost = f"args[{argument.position}]", self.step.lost
             why = f"the step's own jit does not donate {whole}"

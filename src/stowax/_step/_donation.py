@@ -74,13 +74,18 @@ class _Free:
     def __init__(self, jaxpr: Any, paths: Sequence[Any], updates: Mapping[int, int]):
         taken = {*updates.values()}
         avals = [v.aval for v in _jax.open_jaxpr(jaxpr).outvars]
-        # What is at a place of its result, and in which result that is.
-        self.places: dict[str, set[tuple[Kind, str]]] = collections.defaultdict(set)
+        # What is at a place of its result, and in which result that is. Deep in one
+        # of several, what a place is called says little: its neighbours have to come
+        # back beside it.
+        self.places: dict[str, set[tuple[Kind, str, bool]]] = collections.defaultdict(
+            set
+        )
         for k, path in enumerate(paths):
             if k not in taken:
                 for depth in _DEPTHS:
                     place = jax.tree_util.keystr(tuple(path[depth:]))
-                    self.places[place].add((_kind(avals[k]), str(path[:depth])))
+                    found = _kind(avals[k]), str(path[:depth]), depth < 2
+                    self.places[place].add(found)
         self.types = collections.Counter(
             _kind(a) for k, a in enumerate(avals) if k not in taken
         )
@@ -99,8 +104,9 @@ class _Free:
             kind, path = _kind(argument.spec), argument.path
             place = _place(argument)
             there = bool(place) and any(
-                found == kind and (argument.role != "parameter" or result in beside)
-                for found, result in self.places[place]
+                found == kind and (result in beside or free)
+                for found, result, free in self.places[place]
+                if argument.role != "parameter" or result in beside
             )
             types[kind] += 1
             lost = trained or (argument.role in _GIVEN and not there)

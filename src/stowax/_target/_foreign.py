@@ -39,7 +39,7 @@ def target_for(wanted: str | Target | None, args: Any) -> Target:
     if named is not None and wanted in (None, named.name):
         return named
     if wanted is not None:
-        return target(wanted)
+        return stood_in(target(wanted), args)
     names = sorted(map(str, devices))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     raise NothingToPlanError(
@@ -54,13 +54,20 @@ def stood_in(machine: Target, args: Any) -> Target:
 
     Where it is not there, and these are attached.
 
-    **Raises:** `ArgumentError` where they are more than it has.
+    **Raises:** `ArgumentError` where they are more than it has, or beside its own.
     """
     named = dict.fromkeys(d for mesh in _meshes(args) for d in mesh.devices.flat)
     devices = tuple(named)
     own, here = machine.devices, {*attached_devices(None)}
-    if not machine.compile_only or {*devices} <= {*own} or not {*devices} <= here:
+    if not machine.compile_only or not devices or not {*devices} <= here:
         return machine
+    if not {*own}.isdisjoint(_devices(args)):
+        raise ArgumentError(
+            "args",
+            f"arrays over {machine.name} and others, or a mesh that is set, over this "
+            "machine",
+            f"Build each mesh with stowax.target({machine.name!r}).mesh(...), or none.",
+        )
     if len(devices) > len(own):
         raise _too_small(machine, len(devices))
     return dataclasses.replace(
@@ -68,6 +75,11 @@ def stood_in(machine: Target, args: Any) -> Target:
         devices=(*devices, *own[len(devices) :]),
         compile_devices=machine.compile_devices or own,
     )
+
+
+def _devices(args: Any) -> set[Any]:
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args)]
+    return {d for s in shardings for d in getattr(s, "_device_assignment", ())}
 
 
 def _too_small(machine: Target, wanted: int) -> ArgumentError:

@@ -67,7 +67,11 @@ def returned_state(jaxpr: Any) -> Mapping[int, int]:
 
 
 def dead_updates(jaxpr: Any, arguments: Collection[int]) -> bool:
-    """Whether something takes the place of one of `arguments` and reaches no output."""
+    """Whether what takes the place of most of `arguments` reaches no output.
+
+    Of single ones it may: weights that are moved to look at the gradient there (SAM)
+    are needed for it, but for those that the loss is linear in.
+    """
     opened = _jax.open_jaxpr(jaxpr)
     needed = {v for v in opened.outvars if not isinstance(v, _jax.Literal)}
     dead: list[Any] = []
@@ -84,11 +88,13 @@ def dead_updates(jaxpr: Any, arguments: Collection[int]) -> bool:
     found = _jax.with_outputs(jaxpr, wanted)
     made_of = reach(found, _bits(opened), _in_place)
     reached = reach(found, _bits(opened))
-    return any(
-        made & 1 << i and others & ~(1 << i)
+    lost = {
+        i
         for made, others in zip(made_of, reached, strict=True)
         for i in arguments
-    )
+        if made & 1 << i and others & ~(1 << i)
+    }
+    return 2 * len(lost) > len(arguments)
 
 
 def fetched_in_vain(jaxpr: Any) -> frozenset[int]:

@@ -66,6 +66,7 @@ def test_gradients_take_nobodys_place():
         return jax.value_and_grad(lambda p: loss_fn(p, {}, x))(params)
 
     found, names = roles(step, {**TUNED, **FROZEN}, X)
+    assert set(names.values()) == {"parameter", "batch"}
     assert not found.updates
     assert not found.donate
     assert len(found.differentiated) == 3

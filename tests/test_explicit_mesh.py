@@ -187,8 +187,15 @@ def step_of_two(params, moments, x):
     return optax.apply_updates(params, updates), moments, value
 
 
-@pytest.mark.parametrize("target", ["h200", "v5p-8"])
-@pytest.mark.parametrize("form", ["scan", "loop"])
+@pytest.mark.parametrize(
+    ("target", "form"),
+    [
+        ("h200", "scan"),
+        pytest.param("v5p-8", "scan", marks=pytest.mark.slow),
+        pytest.param("h200", "loop", marks=pytest.mark.slow),
+        pytest.param("v5p-8", "loop", marks=pytest.mark.slow),
+    ],
+)
 def test_axes_of_one_device_are_in_types_all_the_same(target, form, usual_promotion):
     """Parameters are spread over axes that a mesh of one device has by name."""
     kinds = (AxisType.Explicit,) * 2

@@ -150,9 +150,9 @@ KINDS = {kind.name: kind for kind in jax.sharding.AxisType}
     ("name", "devices", "kind"),
     [
         ("h200x8", 4, "Auto"),
-        ("h200", 1, "Explicit"),
+        pytest.param("h200", 1, "Explicit", marks=pytest.mark.slow),
         ("v5p-8", 4, "Explicit"),
-        ("v5p-8", 2, "Auto"),
+        pytest.param("v5p-8", 2, "Auto", marks=pytest.mark.slow),
     ],
 )
 def test_this_machines_mesh_stands_in_for_one_that_is_not_there(name, devices, kind):

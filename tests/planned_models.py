@@ -51,6 +51,13 @@ def weights(layers=LAYERS, width=WIDTH, unrolled=False, dtype=jnp.float32):
     return jax.tree.map(lambda s: spec(layers, *s.shape, dtype=dtype), one)
 
 
+def tanh_loss(weights, x):
+    """A loss over the layers of a Python loop that are a matrix each."""
+    for w in weights:
+        x = jnp.tanh(x @ w)
+    return jnp.mean(x**2)
+
+
 def descend(params, grads):
     return jax.tree.map(lambda p, g: p - RATE.astype(p.dtype) * g, params, grads)
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import stowax
-from planned_models import compiled_total, plan, spec
+from planned_models import compiled_total, plan, spec, tanh_loss
 from stowax._search._forms import Found
 
 pytestmark = [pytest.mark.usefixtures("usual_promotion")]
@@ -195,14 +195,7 @@ def test_the_least_is_no_more_than_what_was_compiled_to_learn_a_share():
 
 def descent(weights, x):
     """Each gradient is added to its parameter at once, if that may be overwritten."""
-
-    def loss(weights):
-        y = x
-        for w in weights:
-            y = jnp.tanh(y @ w)
-        return jnp.mean(y**2)
-
-    value, grads = jax.value_and_grad(loss)(weights)
+    value, grads = jax.value_and_grad(tanh_loss)(weights, x)
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
 
 

@@ -296,6 +296,9 @@ def test_what_pmap_spreads_is_said_to_run_as_it_is_written():
     with planning(budget="90%") as session:
         found = jax.pmap(spread_step)(weights()[None], batch()[None])
         jax.pmap(fun=functools.partial(spread_step))
+        # Equinox asks for the type of what `jax.pmap` returns, when it is imported.
+        importing = {"__name__": "equinox._module._module", "jax": jax}
+        exec("type(jax.pmap(lambda x: x))", importing)
     np.testing.assert_array_equal(found, expected)
     (note,) = session.notes
     assert note.startswith("spread_step runs as it is written. It is a function of")

@@ -11,6 +11,7 @@ import pytest
 
 import stowax
 from planned_models import spec
+from stowax._errors import StepError
 from stowax._layers._rewrite import Options
 from stowax._step._trace import trace_step
 
@@ -234,3 +235,22 @@ def test_weights_that_are_moved_to_look_at_the_gradient_there_are_no_update():
     params = {"w": {**FROZEN, **TUNED}, "offset": spec(WIDTH)}
     traced, _ = roles(step, params, X)
     assert not traced.updates
+
+
+def test_a_lost_update_is_refused_whatever_else_stays_as_it_was():
+    """Most of the weights are differentiated by, and only one is updated."""
+
+    def step(weights, x):
+        value, grads = jax.value_and_grad(loss_of_all)(weights, x)
+        weights["w"] - 0.1 * grads["w"]
+        return value, jnp.sum(jnp.square(grads["w"]))
+
+    def loss_of_all(weights, x):
+        scale = sum(jnp.sum(b) for b in weights["frozen"])
+        return loss_fn(
+            dict.fromkeys(("base", "down", "up"), weights["w"]), {}, scale * x
+        )
+
+    given = {"w": STACKED, "frozen": [spec()] * 4}
+    with pytest.raises(StepError, match="none of its outputs is made of them"):
+        roles(step, given, X)

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import stowax
-from planned_models import compiled_total, plan, spec
+from planned_models import compiled_total, plan, spec, tanh_loss
 from stowax._errors import CompileError
 from stowax._plan import _finding
 from stowax._records._stages import least_bytes
@@ -69,13 +69,7 @@ def test_small_arrays_go_where_nothing_else_fits(usual_promotion):
     optimizer = optax.adam(1e-3)
 
     def step(weights, moments, x):
-        def loss(weights):
-            y = x
-            for w in weights:
-                y = jnp.tanh(y @ w)
-            return jnp.mean(y**2)
-
-        value, grads = jax.value_and_grad(loss)(weights)
+        value, grads = jax.value_and_grad(tanh_loss)(weights, x)
         updates, moments = optimizer.update(grads, moments, weights)
         return optax.apply_updates(weights, updates), moments, value
 
@@ -118,13 +112,7 @@ def test_a_refusal_says_why_the_state_stays():
 @pytest.mark.slow
 def test_what_was_found_stays_where_smaller_arrays_do_not_compile(monkeypatch):
     def step(weights, moments, x):
-        def loss(weights):
-            y = x
-            for w in weights:
-                y = jnp.tanh(y @ w)
-            return jnp.mean(y**2)
-
-        value, grads = jax.value_and_grad(loss)(weights)
+        value, grads = jax.value_and_grad(tanh_loss)(weights, x)
         moments = [0.9 * m + g for m, g in zip(moments, grads, strict=True)]
         new = [w - 0.1 * m for w, m in zip(weights, moments, strict=True)]
         return new, moments, value

@@ -33,7 +33,7 @@ _OUTSIDE = (
 )
 _WHOLE = "what is made of it is needed whole on the device"
 _TOGETHER = "arrays that are one value with it stay, and they move together"
-MIXED = (
+_MIXED = (
     "its mesh has Explicit axes and Auto ones, and JAX forgets the memory of what a "
     "step returns over such a mesh"
 )
@@ -137,7 +137,7 @@ class _Reasons:
         if getattr(spec, "sharding", None) is None:
             return _LEFT_OPEN
         if mixes_axes(spec):
-            return MIXED
+            return _MIXED
         if i in self.step.updates and argument.position not in self.step.donate:
             whole, lost = f"args[{argument.position}]", self.step.lost
             why = f"the step's own jit does not donate {whole}"

@@ -17,8 +17,9 @@ from typing import Any
 import jax
 
 from .. import _jax
-from .._jaxprs._reach import reach, union
+from .._jaxprs._reach import everything, reach, union
 from .._update._inline import ELEMENTWISE
+from ._roles import DIFFERENTIATED
 
 _IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 _PASSED = ELEMENTWISE | {
@@ -67,10 +68,10 @@ def returned_state(jaxpr: Any) -> Mapping[int, int]:
 
 
 def dead_updates(jaxpr: Any, arguments: Collection[int]) -> bool:
-    """Whether what takes the place of most of `arguments` reaches no output.
+    """Whether something takes the place of one of `arguments` and reaches no output.
 
-    Of single ones it may: weights that are moved to look at the gradient there (SAM)
-    are needed for it, but for those that the loss is linear in.
+    Weights may be moved to look at the gradient there (SAM). Of those that the loss is
+    linear in the moved value is needed by nothing: then it has to be most of them.
     """
     opened = _jax.open_jaxpr(jaxpr)
     needed = {v for v in opened.outvars if not isinstance(v, _jax.Literal)}
@@ -85,16 +86,28 @@ def dead_updates(jaxpr: Any, arguments: Collection[int]) -> bool:
     wanted = [v for v in dead if _type(v) in kinds]
     if not wanted:
         return False
-    found = _jax.with_outputs(jaxpr, wanted)
+    differentiated = [
+        e.invars[0] for e in opened.eqns if e.params.get("name") == DIFFERENTIATED
+    ]
+    found = _jax.with_outputs(jaxpr, [*wanted, *differentiated])
+    learned = 1 << len(opened.invars)  # of what is made of something differentiated
+
+    def rule(equation: Any, values: list[int]) -> list[int]:
+        more = learned * (equation.params.get("name") == DIFFERENTIATED)
+        return [value | more for value in everything(equation, values)]
+
     made_of = reach(found, _bits(opened), _in_place)
-    reached = reach(found, _bits(opened))
+    reached = reach(found, _bits(opened), rule)
+    pairs = list(zip(made_of, reached, strict=True))
     lost = {
         i
-        for made, others in zip(made_of, reached, strict=True)
+        for made, others in pairs[: len(wanted)]
         for i in arguments
         if made & 1 << i and others & ~(1 << i)
     }
-    return 2 * len(lost) > len(arguments)
+    trained = union([1 << i for i in arguments])
+    looked_at = any(m & trained and r & learned for m, r in pairs[len(wanted) :])
+    return 2 * len(lost) > len(arguments) if looked_at else bool(lost)
 
 
 def fetched_in_vain(jaxpr: Any) -> frozenset[int]:

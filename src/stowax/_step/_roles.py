@@ -30,7 +30,8 @@ from .._layers._boundary import Emission
 from .._records._stages import Role
 from ._frozen import find_frozen
 
-_DIFFERENTIATED, _CONSTANT = "stowax.differentiated", "stowax.constant"
+DIFFERENTIATED, _CONSTANT = "stowax.differentiated", "stowax.constant"
+"""Names that `observe` leaves in a jaxpr."""
 
 
 def observe(value: Any) -> Any:
@@ -45,7 +46,7 @@ def observe(value: Any) -> Any:
     def rule(primals: Any, tangents: Any) -> Any:
         (x,), (t,) = primals, tangents
         zero = isinstance(t, jax.custom_derivatives.SymbolicZero)
-        return checkpoint_name(x, _CONSTANT if zero else _DIFFERENTIATED), t
+        return checkpoint_name(x, _CONSTANT if zero else DIFFERENTIATED), t
 
     observed.defjvp(rule, symbolic_zeros=True)
     return observed(value)
@@ -96,7 +97,7 @@ def find_roles(jaxpr: Any, places: Places, boundary: Mapping[str, Emission]) -> 
     """
     positions = [path[0].idx for path in places.arguments]
     count = len(positions)
-    reached = {_DIFFERENTIATED: 0, _CONSTANT: 0}
+    reached = {DIFFERENTIATED: 0, _CONSTANT: 0}
     differentiated = False
     every = (1 << count) - 1
 
@@ -104,7 +105,7 @@ def find_roles(jaxpr: Any, places: Places, boundary: Mapping[str, Emission]) -> 
         """Behind a marked input, arguments do not reach anything `directly`."""
         nonlocal differentiated
         name = equation.params["name"] if equation.primitive.name == "name" else ""
-        differentiated |= name == _DIFFERENTIATED  # perhaps a constant, by no argument
+        differentiated |= name == DIFFERENTIATED  # perhaps a constant, by no argument
         if name not in reached:
             return everything(equation, values)
         (arguments,) = values
@@ -116,7 +117,7 @@ def find_roles(jaxpr: Any, places: Places, boundary: Mapping[str, Emission]) -> 
     reach(jaxpr, both, rule, choices=True, first=True)
     marked = dict(reached)
     outputs = reach(jaxpr, both, rule, choices=True)
-    parameters = marked[_DIFFERENTIATED]
+    parameters = marked[DIFFERENTIATED]
     trained = frozenset(i for i in range(count) if parameters >> i & 1)
     frozen = find_frozen(jaxpr, boundary, trained) if differentiated else frozenset()
     trees = {positions[i] for i in frozen - _counted(jaxpr, places, frozen)}

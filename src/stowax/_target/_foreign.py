@@ -61,7 +61,7 @@ def stood_in(machine: Target, args: Any) -> Target:
     own, here = machine.devices, {*attached_devices(None)}
     if not machine.compile_only or not devices or not {*devices} <= here:
         return machine
-    if not {*own}.isdisjoint(_devices(args)):
+    if not {*own}.isdisjoint(d for s in _shardings(args) for d in s.device_set):
         raise ArgumentError(
             "args",
             f"arrays over {machine.name} and others, or a mesh that is set, over this "
@@ -75,11 +75,6 @@ def stood_in(machine: Target, args: Any) -> Target:
         devices=(*devices, *own[len(devices) :]),
         compile_devices=machine.compile_devices or own,
     )
-
-
-def _devices(args: Any) -> set[Any]:
-    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args)]
-    return {d for s in shardings for d in getattr(s, "_device_assignment", ())}
 
 
 def _too_small(machine: Target, wanted: int) -> ArgumentError:
@@ -101,12 +96,26 @@ def _too_small(machine: Target, wanted: int) -> ArgumentError:
 
 def _meshes(args: Any) -> list[Any]:
     """The meshes that types may name: those of arrays, and the one that is set."""
-    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args)]
-    found = [s.mesh for s in shardings if isinstance(s, jax.sharding.NamedSharding)]
+    found = [getattr(sharding, "mesh", None) for sharding in _shardings(args)]
     with contextlib.suppress(ValueError):  # while something is traced
         found.append(jax.sharding.get_mesh())
-    concrete = [mesh for mesh in found if isinstance(mesh, jax.sharding.Mesh)]
-    return [mesh for mesh in concrete if mesh.axis_names not in ((), (ONE_DEVICE,))]
+    return [
+        mesh
+        for mesh in found
+        if mesh is not None and mesh.axis_names not in ((), (ONE_DEVICE,))
+    ]
+
+
+def _shardings(args: Any) -> list[Any]:
+    """Those of leaves that have one, over devices: an error of others comes later."""
+    found = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args)]
+    abstract = jax.sharding.AbstractMesh
+    return [
+        sharding
+        for sharding in found
+        if sharding is not None
+        and not isinstance(getattr(sharding, "mesh", None), abstract)
+    ]
 
 
 def is_lowered_elsewhere(args: Any) -> bool:
@@ -119,12 +128,9 @@ def _spread_over(args: Any) -> set[Any]:
     """The devices that some leaf names: by a mesh of several, or as a type alone."""
     found: set[Any] = set()
     for leaf in jax.tree.leaves(args):
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
-            continue  # of no devices: an error says so elsewhere
-        devices = getattr(sharding, "device_set", ())
+        devices = {d for sharding in _shardings(leaf) for d in sharding.device_set}
         if len(devices) > 1 or not isinstance(leaf, jax.Array):
-            found |= {*devices}
+            found |= devices
     return found
 
 

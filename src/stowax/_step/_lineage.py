@@ -103,7 +103,7 @@ def dead_updates(jaxpr: Any, arguments: Collection[int]) -> bool:
         i
         for made, others in pairs[: len(wanted)]
         for i in arguments
-        if made & 1 << i and others & ~(1 << i)
+        if made & 1 << i and others & ~(learned | 1 << i)
     }
     trained = union([1 << i for i in arguments])
     looked_at = any(m & trained and r & learned for m, r in pairs[len(wanted) :])

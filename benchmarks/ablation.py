@@ -35,7 +35,6 @@ import stowax
 from benchmarks import _record, budgets, comparison_workloads
 from benchmarks._record import Stopwatch
 from benchmarks.models import mixtral, scan_transformer, vision
-from stowax._search._lessons import Lessons
 
 COMMAND = "python -m benchmarks.ablation"
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / ".ablation"
@@ -90,31 +89,8 @@ def _nothing(*_: Any, **__: Any) -> int:
     return 0
 
 
-def _only_misfits(search: Any, attempt: Any) -> bool:
-    return not search.fits(attempt)
-
-
-def _no_lessons(*_: Any) -> Lessons:
-    return Lessons()
-
-
 VARIANTS: dict[str, dict[str, Any]] = {
     BASE: {},
-    "no changes of what was found": {"_plan._finding.improve": _same},
-    "stop at the first that fits": {
-        "_plan._finding.improve": _same,
-        "_search._loop.Search._surprised_by": _only_misfits,
-    },
-    "no stalls charged": {"_search._loop.charged": _same},
-    "no windows learned": {"_search._loop.windowed": _same},
-    "no lessons of predictions": {"_search._loop.learned": _no_lessons},
-    "no lessons of programs": {
-        "_search._forecast.Forecast.excess": _nothing,
-        "_search._forecast.Forecast.spread": _nothing,
-    },
-    "never tight": {"_search._forms._tightened": _same},
-    "nothing left to the compiler": {"_search._forms._left_to_the_compiler": _same},
-    "storing costs nothing": {"_survey._survey.with_storing": _same},
 }
 """By name: what is put in the place of what, in `stowax`."""
 

@@ -29,7 +29,7 @@ LAYERS = (
     # Each knows one thing: a decision, memory, the state, what a program really does.
     ("_hazards", "_planner", "_predict", "_state"),
     ("_inspect", "_survey"),
-    ("_audit", "_feeding"),
+    ("_audit", "_feeding", "_trial"),
     ("_search",),
     ("_explain",),
     ("_plan",),

@@ -1,126 +1,172 @@
-"""A search with a compiler made up, for tests of what `improve` does with it.
+"""A search whose compiler is made up: solver, models and proposals are real.
 
-Seconds are the model's and what each test adds to them. Solver, model and proposals are
-real.
+Programs need what the planner's model says, times `size`, and take its seconds and what
+their copies are waited for, times `factor`.
 """
 
 import dataclasses
 import types
 
-from planner_problems import chain, problem
-from stowax._planner import evaluate, solve
-from stowax._search._attempt import Attempt
-from stowax._search._charges import charged, charges_of
-from stowax._search._forms import Found
-from stowax._search._improve import improve
-from stowax._survey._options import overlap_options
+from planner_problems import problem
+from stowax._planner import evaluate
+from stowax._records._stages import Point
+from stowax._search import _loop
+from stowax._search._correction import Memory
+from stowax._search._loop import Search
+from stowax._search._space import Space
+from stowax._trial._compiled import Measured
 
-TPU = types.SimpleNamespace(platform="tpu", chip=types.SimpleNamespace(key="v5p"))
-SET = {**overlap_options(TPU), "mine": "yes"}
+TPU = types.SimpleNamespace(
+    platform="tpu", device_count=1, chip=types.SimpleNamespace(key="v5p")
+)
+GPU = types.SimpleNamespace(
+    platform="gpu", device_count=1, chip=types.SimpleNamespace(key="h200")
+)
+
+
+def surveyed(*bodies, rate=8.0, target=GPU):
+    """What a search needs of a survey."""
+
+    def asked(device, host, more=0):
+        point = Point(reserved_bytes=more, live=(0, 1, 2, 3))
+        return problem(
+            *(dataclasses.replace(body, points=(point,)) for body in bodies),
+            device_bytes=device,
+            host_bytes=host,
+            rate=rate,
+            loss_reserved_bytes=more,
+        )
+
+    return types.SimpleNamespace(
+        bodies=bodies,
+        problem=asked,
+        target=target,
+        tight=False,
+        state=None,
+        refused=(),
+        reserved_bytes=0,
+        step=types.SimpleNamespace(stacks={}, donate=()),
+        step_plan=lambda decisions: decisions,
+        options=types.SimpleNamespace(roll=True),
+    )
+
+
+class Predicted(Memory):
+    """Predictions say what the planner's model does."""
+
+    def predicted(self, decisions):
+        asked = self.survey.problem(self.scale, 10**12)
+        found = evaluate(asked, decisions)
+        self.predictions[decisions] = found.device_bytes, found.host_bytes
+        return found.device_bytes
+
+
+def asked_for(**wishes):
+    """What a search needs of what `plan` was asked."""
+    known = {
+        "host_budget": 10**12,
+        "compiler_options": {"mine": "yes"},
+        "compiles": None,
+        "roll": True,
+        "donate": None,
+        "donates": None,
+        "written": {},
+        "machine": GPU,
+        "cache": None,
+        "said": [],
+    }
+    asked = types.SimpleNamespace(**known | wishes)
+    asked.say = asked.said.append
+    return asked
+
+
+def space(survey, budget, asked, memory=Predicted):
+    """A variant of which nothing is known."""
+    return Space(
+        name="rolled",
+        asked=asked,
+        survey=survey,
+        free=survey,
+        preferences=None,
+        memory=memory(survey=survey, scale=budget),
+    )
 
 
 @dataclasses.dataclass
-class Search:
-    """What `improve` needs of a `_loop.Search`, with a compiler made up."""
+class Compiler:
+    """Stands in for `compile_and_read`; `refuses` raises what it wants to."""
 
     question: object
-    waits: dict[int, float] = dataclasses.field(default_factory=dict)
+    waits: dict = dataclasses.field(default_factory=dict)
+    size: float = 1.0
     factor: object = lambda options: 1.0
-    user_options: dict = dataclasses.field(default_factory=lambda: {"mine": "yes"})
-    attempts: list = dataclasses.field(default_factory=list)
-    charges: dict = dataclasses.field(default_factory=dict)
-    said: list = dataclasses.field(default_factory=list)
-    vanished: object = lambda decisions: ()
+    refuses: object = lambda decisions, options: None
+    plain: tuple = (10**12, 1.0)
+    compiled: list = dataclasses.field(default_factory=list)
 
-    def __post_init__(self):
-        self.log, self.say = self.attempts, self.said.append
-        self.budget = self.question.device_bytes
-        self.host_budget = self.question.host_bytes
-        self.survey = types.SimpleNamespace(
-            bodies=self.question.bodies,
-            state=None,
-            target=TPU,
-        )
-        self.forecast = types.SimpleNamespace(
-            known=lambda d, caution: evaluate(self.question, d).device_bytes
-        )
-
-    def problem(self):
-        return charged(self.question, self.charges)
-
-    def settle(self):
-        return solve(self.problem())
-
-    def options_for(self, decisions):
-        return dict(SET)
-
-    def fits(self, attempt):
-        return attempt.measured.compiled_bytes <= self.budget
-
-    def best(self):
-        fitting = filter(self.fits, self.attempts)
-        return min(fitting, key=lambda a: a.measured.step_seconds)
-
-    def plan(self):
-        self.compile(self.settle(), 4)
-
-    def compile(self, solution, most, options=None):
-        options = SET if options is None else options
-        found = evaluate(self.question, solution.decisions)
-        (body,), (chosen,) = self.question.bodies, solution.decisions
+    def __call__(self, survey, what, decisions, options, *, correction=0, **_):
+        self.compiled.append((decisions, dict(options)))
+        self.refuses(decisions, options)
+        if decisions is None:
+            size, seconds = self.plain
+            return self.measured(size, seconds, correction, 0.0, [])
+        found = evaluate(self.question, decisions)
+        (body,), (chosen,) = self.question.bodies, decisions
         waits = {
             i: body.count * self.waits.get(i, 0.0)
             for i, decision in enumerate(chosen)
             if decision == "offload"
         }
-        exposed = found.exposed_seconds + sum(waits.values())
+        copies = [
+            types.SimpleNamespace(
+                op_name=f"stowax.offload.{body.name}.{i}",
+                direction="device-to-host",
+                exposed_seconds=seconds,
+            )
+            for i, seconds in waits.items()
+        ]
+        waited = sum(waits.values())
+        seconds = (found.seconds + waited) * self.factor(options)
+        size = int(found.device_bytes * self.size)
+        exposed = found.exposed_seconds + waited
+        return self.measured(size, seconds, found.device_bytes, exposed, copies)
+
+    def measured(self, size, seconds, predicted, exposed, copies):
+        trial = types.SimpleNamespace(
+            predicted_bytes=predicted,
+            compiled_bytes=size,
+            host_bytes=0,
+            seconds_to_compile=0.0,
+        )
+        device = types.SimpleNamespace(argument=0)
         inspection = types.SimpleNamespace(
             timeline=types.SimpleNamespace(
-                exposed_seconds=exposed,
-                step_seconds=found.seconds + sum(waits.values()),
+                exposed_seconds=exposed, step_seconds=seconds
             ),
-            transfers=[
-                types.SimpleNamespace(
-                    op_name=f"stowax.offload.{body.name}.{i}",
-                    direction="device-to-host",
-                    exposed_seconds=seconds,
-                )
-                for i, seconds in waits.items()
-            ],
+            memory=types.SimpleNamespace(device=device),
+            transfers=copies,
         )
-        seconds = (found.seconds + sum(waits.values())) * self.factor(options)
-        attempt = Attempt(
-            decisions=solution.decisions,
-            solution=solution,
-            evaluation=found,
-            options=options,
-            donated=True,
-            measured=types.SimpleNamespace(
-                compiled_bytes=found.device_bytes,
-                step_seconds=seconds,
-                excess=0,
-                inspection=inspection,
-                vanished=self.vanished(solution.decisions),
-                not_on_host=(),
-            ),
-        )
-        self.attempts.append(attempt)
-        moved = charges_of(self.survey, solution.decisions, found, inspection)
-        self.charges.update(moved)
-        return attempt
+        return Measured(trial=trial, inspection=inspection)
 
 
-# Three values of 8 bytes of which one can be kept; the link carries one for nothing.
-QUESTION = problem(
-    chain(count=10, bytes=8, needed=(1, 2, 3), forward_seconds=3.0), device_bytes=250
-)
-
-
-def improved(search, most):
-    search.compile(search.settle(), 4)
-    found = Found(search=search, best=search.best(), rolled=search)
-    return improve(found, most)
+def searching(monkeypatch, body, budget, *, target=GPU, may_stay=False, **made_up):
+    """A search for `body` under a budget, and its compiler."""
+    wishes = {n: made_up.pop(n) for n in ("compiles", "written") if n in made_up}
+    asked = asked_for(machine=target, **wishes)
+    survey = surveyed(body, target=target)
+    question = survey.problem(budget, asked.host_budget)
+    compiler = Compiler(question, **made_up)
+    monkeypatch.setattr(_loop, "compile_and_read", compiler)
+    monkeypatch.setattr(_loop, "VARIANTS", ())
+    monkeypatch.setattr(_loop, "as_written", lambda space, budget: None)
+    monkeypatch.setattr(_loop, "asks_for_more", lambda space: not may_stay)
+    monkeypatch.setattr(_loop, "plain_bytes", lambda space, donate: compiler.plain[0])
+    search = Search(
+        asked=asked, budget=budget, rolled=space(survey, budget, asked), unopened=[]
+    )
+    return search, compiler
 
 
 def offloaded(attempt):
+    """The values that an attempt offloads."""
     return [i for i, d in enumerate(attempt.decisions[0]) if d == "offload"]

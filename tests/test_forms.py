@@ -1,7 +1,6 @@
 """The layers of a Python loop: rolled where it is needed, as they are written else."""
 
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ import pytest
 
 import stowax
 from planned_models import compiled_total, plan, spec, tanh_loss
-from stowax._search._forms import Found
 
 pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 
@@ -173,24 +171,6 @@ def test_what_the_user_tells_the_compiler_stays():
     found = plan(train_step, *large(), budget=budget, compiler_options=mine)
     assert found.compiler_options.items() >= mine.items()
     assert not any("smaller chip" in trial.what for trial in found.trials)
-
-
-def test_the_least_is_no_more_than_what_was_compiled_to_learn_a_share():
-    """`budget="70%"` compiles the step as it is, and that program works, too."""
-    survey = SimpleNamespace(bodies=(), reserved_bytes=9)
-    made = SimpleNamespace(compiled_bytes=7, host_bytes=0)
-    search = SimpleNamespace(
-        survey=survey,
-        attempts=[SimpleNamespace(measured=made)],
-        host_budget=1,
-        as_written=True,
-        may_donate=True,
-        written={True: SimpleNamespace(measured=SimpleNamespace(compiled_bytes=5))},
-    )
-    found = Found(search=search, best=search.attempts[0], rolled=search)
-    assert found.smallest_budget() == (5, "compiled")
-    search.as_written = False  # what is pinned asks for more than that
-    assert found.smallest_budget() == (7, "compiled")
 
 
 def descent(weights, x):

@@ -8,7 +8,7 @@ import pytest
 
 import stowax
 from stowax._records._program import Misplaced
-from stowax._search import _trial
+from stowax._trial import _compiled
 
 BLOCKS, ROWS, COLUMNS = 8, 128, 2048
 OLD = jax.__version_info__ < (0, 11)
@@ -74,7 +74,7 @@ def test_what_is_where_the_program_has_it_is_no_hazard(index_of):
 
 def test_a_plan_keeps_what_its_program_would_misplace(monkeypatch):
     """No plan is made of a program that copies from or to other places."""
-    read = _trial.read_program
+    read = _compiled.read_program
 
     def wrong(module):
         program = read(module)
@@ -100,7 +100,7 @@ def test_a_plan_keeps_what_its_program_would_misplace(monkeypatch):
     assert right.host_bytes > 0
     # No GPU has shown yet that the copies overlap: that is said.
     assert any("one after the other, as XLA runs loops" in note for note in right.notes)
-    monkeypatch.setattr(_trial, "read_program", wrong)
+    monkeypatch.setattr(_compiled, "read_program", wrong)
     kept = stowax.plan(step, *args, progress=False, **options)
     assert (kept.fits, kept.host_bytes) == (True, 0)
     assert any("from or to other places" in note for note in kept.notes)

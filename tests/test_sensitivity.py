@@ -72,17 +72,19 @@ def test_the_host_updates_nothing_that_the_link_would_do_faster():
     assert _at(asked, link(1.1)).bodies[0].host_updates == ()
 
 
-def search(asked, ends):
+def best(asked, ends, decisions):
     machine = types.SimpleNamespace(link=asked.link, link_range=ends)
-    return types.SimpleNamespace(
-        uncharged=lambda: asked, survey=types.SimpleNamespace(target=machine)
+    space = types.SimpleNamespace(
+        without_stalls=lambda budget: asked,
+        survey=types.SimpleNamespace(target=machine),
     )
+    return types.SimpleNamespace(space=space, decisions=decisions)
 
 
 def test_the_note_has_both_rates_and_what_changes():
     asked = question(rate=16)
     planned = solve(asked).decisions
-    (note,) = link_notes(search(asked, (link(0.5), link(17))), planned)
+    (note,) = link_notes(0, best(asked, (link(0.5), link(17)), planned))
     assert note.startswith(
         "the host link is assumed, at 16 GB/s (from 0.5 to 17), and the answer depends "
         "on it: at 0.5 GB/s offloading "
@@ -94,9 +96,9 @@ def test_the_note_has_both_rates_and_what_changes():
 def test_nothing_is_said_where_there_is_nothing_to_say():
     asked = question(rate=16)
     planned = solve(asked).decisions
-    assert link_notes(search(asked, (link(15), link(17))), planned) == ()
-    assert link_notes(search(asked, None), planned) == ()  # the link was measured
-    assert link_notes(search(asked, (link(0.5), link(17))), None) == ()
+    assert link_notes(0, best(asked, (link(15), link(17)), planned)) == ()
+    assert link_notes(0, best(asked, None, planned)) == ()  # the link was measured
+    assert link_notes(0, best(asked, (link(0.5), link(17)), None)) == ()
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 import stowax
 from planned_models import compiled_total, plan, spec, tanh_loss
 from stowax._errors import CompileError
-from stowax._plan import _finding
 from stowax._records._stages import least_bytes
+from stowax._search import _loop
 
 LAYERS, ROWS, WIDTH = 10, 256, 256
 MIB = 2**20
@@ -117,14 +117,21 @@ def test_what_was_found_stays_where_smaller_arrays_do_not_compile(monkeypatch):
         new = [w - 0.1 * m for w, m in zip(weights, moments, strict=True)]
         return new, moments, value
 
-    searched, lines = _finding._searched, []
+    compiled, taken, lines = _loop.compile_and_read, _loop.Search.run, []
+    usual = []
 
-    def refusing(asked, search):
-        if any("nothing fits" in line for line in lines):
+    def searched(search):
+        usual.append(search.rolled.survey.least_bytes)
+        return taken(search)
+
+    def refusing(survey, *args, **options):
+        if usual and survey.least_bytes < usual[0]:
             raise CompileError("no program of that")
-        return searched(asked, search)
+        return compiled(survey, *args, **options)
 
-    monkeypatch.setattr(_finding, "_searched", refusing)
+    monkeypatch.setattr(_loop.Search, "run", searched)
+
+    monkeypatch.setattr(_loop, "compile_and_read", refusing)
     layers = [spec(32, 32)] * 40
     found = stowax.plan(
         step,
@@ -136,7 +143,9 @@ def test_what_was_found_stays_where_smaller_arrays_do_not_compile(monkeypatch):
         donate=True,
         progress=lines.append,
     )
-    assert any("smaller arrays stay: no program of that" in line for line in lines)
+    assert any(
+        "a way to plan is left out: no program of that" in line for line in lines
+    )
     assert not found.fits
     assert found.smallest_budget > found.budget_bytes
     assert not any("planning less" in line for line in lines)

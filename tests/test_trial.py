@@ -3,7 +3,7 @@
 import pytest
 
 from stowax._records._plan import Trial
-from stowax._search._trial import Measured, outcome
+from stowax._trial._compiled import Measured, outcome
 
 GIB = 2**30
 

@@ -13,7 +13,7 @@ import pytest
 
 import stowax
 from planned_models import plan, spec
-from stowax._search import _trial
+from stowax._trial import _compiled
 
 LAYERS, WIDTH, ROWS = 3, 1024, 64
 
@@ -45,14 +45,14 @@ def arguments(form):
 
 def without(monkeypatch, lost):
     """Inspections from here on lack the copies that `lost` says."""
-    whole = _trial.inspect_program
+    whole = _compiled.inspect_program
 
     def inspect_program(*args):
         found = whole(*args)
         left = tuple(t for t in found.transfers if not lost(t))
         return dataclasses.replace(found, transfers=left)
 
-    monkeypatch.setattr(_trial, "inspect_program", inspect_program)
+    monkeypatch.setattr(_compiled, "inspect_program", inspect_program)
 
 
 def scoped(kind, number):

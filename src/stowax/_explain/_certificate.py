@@ -10,10 +10,11 @@ faster.
 
 import dataclasses
 
-from .._planner import OPTIMAL_GAP, base_seconds, evaluate
-from .._records._stages import Outcome, Problem
-from .._search._attempt import Attempt
+from .._planner import OPTIMAL_GAP, base_seconds, evaluate, solve
+from .._records._stages import Outcome, Solution
 from .._search._loop import Search
+from .._search._propose import SOLVING_SECONDS
+from .._search._space import Attempt
 from ._describe import unplanned_seconds
 
 _TIGHT = 0.02
@@ -37,10 +38,10 @@ class Certificate:
 
 def certify(search: Search, best: Attempt) -> Certificate:
     """The certificate of the attempt that became the plan."""
-    problem = search.problem()
-    fits = best.fits(search.budget, search.host_budget)
-    if best.decisions is None or best.solution is None:
-        bound = unplanned_seconds(search.survey, problem)
+    space, fits = best.space, search.fits(best)
+    problem = space.problem(search.budget)
+    if best.decisions is None:
+        bound = unplanned_seconds(space.survey, problem)
         told = search.left_to_the_compiler(best)
         gap = _again(search, best) if told else 0.0
         unneeded: Outcome = "feasible" if told else "unneeded"
@@ -53,16 +54,20 @@ def certify(search: Search, best: Attempt) -> Certificate:
             seconds_per_byte=0.0,
         )
     seconds = evaluate(problem, best.decisions).seconds
-    bound = min(_bound(search, best, problem), seconds)
+    now = solve(problem, time_limit_seconds=SOLVING_SECONDS)
+    bound = min(_bound(search, best, now), seconds)
     gap = (seconds - bound) / bound if bound > 0 else 0.0
     proven: Outcome = "optimal" if gap <= OPTIMAL_GAP else "feasible"
+    said = now if now.decisions == best.decisions or best.solution is None else None
+    said = said or best.solution
+    assert said is not None
     return Certificate(
         outcome=proven if fits else "infeasible",
         model_seconds=seconds,
         bound_seconds=bound,
         gap=gap,
-        binding=best.solution.binding,
-        seconds_per_byte=best.solution.seconds_per_byte,
+        binding=said.binding,
+        seconds_per_byte=said.seconds_per_byte,
     )
 
 
@@ -73,20 +78,28 @@ def _again(search: Search, best: Attempt) -> float:
     return max(0.0, best.measured.step_seconds / min(known) - 1) if known else 0.0
 
 
-def _bound(search: Search, best: Attempt, problem: Problem) -> float:
+def _bound(search: Search, best: Attempt, now: Solution) -> float:
     """Seconds below which no plan is known to be possible.
 
-    The solver's bound, unless an attempt that fits is faster; and no more than what
-    holds for every plan where the smallest one had to do, and leaves room.
+    The solver's bounds, of every variant that the plan stands beside, unless an attempt
+    that fits is faster; and no more than what holds for every plan where the smallest
+    one had to do, and leaves room.
     """
-    assert best.solution is not None
-    assert best.decisions is not None
-    rivals = [
+    space, budget = best.space, search.budget
+    bounds = [now.bound_seconds] if now.outcome != "infeasible" else []
+    for other in search.spaces:
+        if other is not space and not other.survey.tight and other.survey.bodies:
+            solved = solve(other.problem(budget), time_limit_seconds=SOLVING_SECONDS)
+            if solved.outcome != "infeasible":
+                bounds.append(solved.bound_seconds)
+    problem = space.problem(budget)
+    bounds += [
         evaluate(problem, attempt.decisions).seconds
         for attempt in search.attempts
-        if attempt.decisions and attempt.fits(search.budget, search.host_budget)
+        if attempt.decisions and attempt.space is space and search.fits(attempt)
     ]
-    room = search.budget - best.measured.compiled_bytes
-    if best.decisions in search.least and room > _TIGHT * search.budget:
-        rivals.append(base_seconds(problem))
-    return min([search.bound_seconds(best.solution), *rivals])
+    room = budget - best.measured.compiled_bytes
+    least = best.decisions in space.least and room > _TIGHT * budget
+    if least or not bounds:
+        bounds.append(base_seconds(problem))
+    return min(bounds)

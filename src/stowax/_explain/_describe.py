@@ -18,7 +18,7 @@ from .._records._stages import (
     Value,
     updated_on_host,
 )
-from .._search._forecast import Forecast
+from .._search._space import Space
 from .._state._state import NAME as STATE
 from .._survey._survey import Survey
 from .._units import format_bytes, format_seconds
@@ -127,7 +127,7 @@ def stack_records(
 
 
 def baseline_records(
-    forecast: Forecast, problem: Problem, host_limit: int, budget: int
+    space: Space, problem: Problem, budget: int
 ) -> tuple[Baseline, ...]:
     """The policies beside the plan: its own cost model, and memory predicted likewise.
 
@@ -135,20 +135,21 @@ def baseline_records(
     """
     records = []
     for name, decisions in policies(problem).items():
-        if forecast.survey.refused and any("offload" in c for c in decisions):
+        if space.survey.refused and any("offload" in c for c in decisions):
             continue  # JAX itself refuses it here
         try:
             evaluation = evaluate(problem, decisions)
         except ValueError:
             continue  # a policy that names what cannot be computed again
-        device = forecast.expected(decisions)
+        device = space.memory.expected(decisions)
         records.append(
             Baseline(
                 name=name,
                 device_bytes=device,
                 host_bytes=evaluation.host_bytes,
                 seconds=evaluation.seconds,
-                fits=device <= budget and evaluation.host_bytes <= host_limit,
+                fits=device <= budget
+                and evaluation.host_bytes <= space.asked.host_budget,
             )
         )
     return tuple(records)

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 
 from .._planner import evaluate, solve
 from .._records._stages import Body, Decisions, Link, Problem
-from .._search._loop import WORTH_ANOTHER_COMPILE, Search
+from .._search._propose import SOLVING_SECONDS, WORTH
+from .._search._space import Attempt
 from .._survey._survey import stored_bytes
 from .._units import format_bytes, format_seconds
-
-_SOLVING_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +36,14 @@ class Change:
     planned_offloaded: int
 
 
-def link_notes(search: Search, decisions: Decisions | None) -> tuple[str, ...]:
+def link_notes(budget: int, best: Attempt) -> tuple[str, ...]:
     """A sentence about the range of the link, if the plan changes inside it."""
-    target = search.survey.target
+    target, decisions = best.space.survey.target, best.decisions
     if decisions is None or target.link_range is None:
         return ()
     # Without what was waited for: that was at the rate that is assumed.
-    found = changes(search.uncharged(), decisions, target.link_range)
+    problem = best.space.without_stalls(budget)
+    found = changes(problem, decisions, target.link_range)
     if not found:
         return ()
     slowest, fastest = target.link_range
@@ -77,7 +77,7 @@ def changes(
         known = known or _solved(problem, decisions)
         then = _at(problem, link)
         chosen, gain = _solved(then, decisions)
-        if gain - max(known[1], 0.0) < WORTH_ANOTHER_COMPILE:
+        if gain - max(known[1], 0.0) < WORTH:
             continue
         found.append(
             Change(
@@ -93,7 +93,7 @@ def changes(
 
 def _solved(problem: Problem, planned: Decisions) -> tuple[Decisions, float]:
     """The model's decisions, and the part of the planned step that they would save."""
-    solution = solve(problem, time_limit_seconds=_SOLVING_SECONDS)
+    solution = solve(problem, time_limit_seconds=SOLVING_SECONDS)
     if solution.outcome == "infeasible":
         return planned, 0.0
     seconds = evaluate(problem, planned).seconds

@@ -24,10 +24,10 @@ from .._jaxprs._canonical import (
 )
 from .._records._plan import FORMAT_VERSION
 from .._step._recording import Recording
+from .._survey._asked import Asked
 from .._target._machine import Target
 from .._target._program_cache import told_compilers
 from .._versions import versions
-from ._finding import Asked
 
 
 def step_key(asked: Asked) -> str:

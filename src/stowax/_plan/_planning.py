@@ -13,12 +13,13 @@ from .._calling._calling import explaining, flattened
 from .._calling._known import NO_PROGRAM, Known, known
 from .._calling._objects import together
 from .._errors import ArgumentError
-from .._search._loop import MOST_COMPILES
+from .._search._loop import MOST_MISSES
+from .._survey._asked import Asked
 from .._target._foreign import target_for
 from .._target._machine import Target
 from .._target._program_cache import cache_in
 from . import _asked
-from ._finding import Asked, find, traced
+from ._finding import find, traced
 from ._plan import Plan
 from ._record import written_down
 
@@ -203,7 +204,7 @@ def asked_for(
     """
     started = time.perf_counter()
     _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
-    _asked.check_compiles(compiles, MOST_COMPILES)
+    _asked.check_compiles(compiles, MOST_MISSES)
     machine = target_for(target, args)
     limits = _asked.device_budgets(budgets, machine)
     memory = _asked.host_budget(host_budget, machine)
@@ -240,6 +241,6 @@ def found_for(asked: Asked, *, taken_apart: bool) -> tuple[Plan, ...]:
     found = find(asked)
     for one in found:
         if id(one) not in made:
-            plan = written_down(one.found, one.preferences, one.seconds)
+            plan = written_down(one)
             made[id(one)] = dataclasses.replace(plan, taken_apart=taken_apart)
     return tuple(made[id(one)] for one in found)

@@ -15,42 +15,33 @@ from .._explain._describe import (
     overlap_notes,
     stack_records,
 )
+from .._explain._fast_memory import fast_memory_notes
 from .._explain._sensitivity import link_notes
 from .._planner import solve
 from .._records._plan import ArgumentRecord, Baseline, PinPrice, Trial
-from .._search._as_written import narrowed
-from .._search._attempt import Attempt
-from .._search._finish import fast_memory_notes
-from .._search._forms import Found
 from .._search._loop import Search
-from .._search._trial import check_offloads
+from .._search._space import Attempt, Space, narrowed
 from .._state._shards import partition_of, shard_shape
 from .._state._state import NAME as STATE
 from .._survey._preferences import Preferences
 from .._survey._survey import Survey
 from .._versions import versions
+from ._finding import Found
 from ._plan import Plan
 
 
-def written_down(found: Found, preferences: Preferences, seconds: float) -> Plan:
-    """The plan that was found.
-
-    **Arguments:** `seconds` are those that planning took.
-
-    **Raises:** `OffloadVanishedError` if a planned copy is not in the program.
-    """
-    search, best = found.search, found.best
-    check_offloads(best.measured)
-    prices = _pin_prices(search.free, preferences, search)
+def written_down(found: Found) -> Plan:
+    """The plan that was found."""
+    search, best, preferences = found.search, found.best, found.best.space.preferences
     return Plan(
-        **_identity(search.survey, best),
-        **_figures(found),
+        **_identity(best.space.survey, best),
+        **_figures(search, best),
         budget_bytes=search.budget,
-        host_budget_bytes=search.host_budget,
-        pins=prices,
+        host_budget_bytes=search.asked.host_budget,
+        pins=_pin_prices(best.space, search.budget),
         forbid=preferences.forbidden(),
-        decisions=_decisions(search.survey, best, preferences),
-        planning_seconds=seconds,
+        decisions=_decisions(best.space.survey, best, preferences),
+        planning_seconds=found.seconds,
     )
 
 
@@ -92,21 +83,20 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
     }
 
 
-def _figures(found: Found) -> dict[str, Any]:
+def _figures(search: Search, best: Attempt) -> dict[str, Any]:
     """The fields that come out of the loop."""
-    search, best, survey = found.search, found.best, found.search.survey
-    measured, evaluation = best.measured, best.evaluation
-    fits = best.fits(search.budget, search.host_budget)
+    survey, measured, evaluation = best.space.survey, best.measured, best.evaluation
+    fits = search.fits(best)
     timeline = measured.inspection.timeline if measured.inspection else None
     certificate = certify(search, best)
-    trials = _trials(found)
-    smallest, source = found.smallest_budget()
+    trials = _trials(search, best)
+    smallest, source = search.smallest_budget()
     return {
         "fits": fits,
         "outcome": certificate.outcome,
         "device_bytes": measured.compiled_bytes,
         "host_bytes": measured.host_bytes,
-        "predicted_device_bytes": search.forecast.expected(best.decisions)
+        "predicted_device_bytes": best.space.memory.expected(best.decisions)
         if best.decisions
         else measured.predicted_bytes,
         "first_predicted_device_bytes": trials[0].predicted_bytes,
@@ -120,7 +110,7 @@ def _figures(found: Found) -> dict[str, Any]:
         "smallest_budget": smallest,
         "smallest_budget_is": source,
         "stacks": stack_records(survey, best.decisions, evaluation),
-        "baselines": _baselines(found),
+        "baselines": _baselines(search, best),
         "trials": trials,
         "donate_argnums": survey.step.donate if best.donated else (),
         "compiler_options": dict(best.options),
@@ -132,45 +122,45 @@ def _figures(found: Found) -> dict[str, Any]:
                 fits,
                 measured.host_bytes,
                 best.decisions,
-                unrolled=found.as_written,
+                unrolled=best.space.as_written,
                 by_compiler=search.left_to_the_compiler(best),
             ),
             *(fast_memory_notes(search, best) if fits else ()),
-            *(link_notes(search, best.decisions) if fits else ()),
+            *(link_notes(search.budget, best) if fits else ()),
             *(overlap_notes(survey, measured.inspection) if fits else ()),
         ),
-        "solving_seconds": search.solving_seconds,
+        "solving_seconds": search.propose.solving_seconds,
         "in_the_way": () if fits else in_the_way(survey),
     }
 
 
-def _trials(found: Found) -> tuple[Trial, ...]:
+def _trials(search: Search, best: Attempt) -> tuple[Trial, ...]:
     """What was compiled; first the plan's own program, if another budget's search did.
 
     That cost this plan nothing.
     """
-    log, best = found.search.log, found.best.measured
-    own = tuple(attempt.measured.trial for attempt in log)
-    if any(attempt.measured is best for attempt in log):
+    own = tuple(attempt.measured.trial for attempt in search.log)
+    if any(attempt.measured is best.measured for attempt in search.log):
         return own
-    what = f"{best.trial.what} for another budget"
-    known = dataclasses.replace(best.trial, what=what, seconds_to_compile=0.0)
-    return known, *own
+    trial = best.measured.trial
+    what = f"{trial.what} for another budget"
+    return dataclasses.replace(trial, what=what, seconds_to_compile=0.0), *own
 
 
-def _baselines(found: Found) -> tuple[Baseline, ...]:
+def _baselines(search: Search, best: Attempt) -> tuple[Baseline, ...]:
     """The policies under the model; what they say of layers holds for rolled ones."""
 
-    def records(search: Search) -> dict[str, Baseline]:
-        limits = search.host_budget, search.budget
-        made = baseline_records(search.forecast, search.problem(), *limits)
+    def records(space: Space) -> dict[str, Baseline]:
+        problem = space.problem(search.budget)
+        made = baseline_records(space, problem, search.budget)
         return {record.name: record for record in made}
 
-    rolled, chosen = records(found.rolled), {}
-    if found.as_written:
-        own = records(found.search)
-        chosen = {name: own[name] for name in ("keep all", "offload state")}
-    return tuple({**rolled, **chosen}.values())
+    space = best.space
+    found = records(search.rolled if space.as_written else space)
+    if space.as_written:
+        own = records(space)
+        found |= {name: own[name] for name in ("keep all", "offload state")}
+    return tuple(found.values())
 
 
 def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
@@ -186,17 +176,16 @@ def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
     return decision_records(survey, best.decisions, pinned)
 
 
-def _pin_prices(
-    free: Survey, preferences: Preferences, search: Search
-) -> tuple[PinPrice, ...]:
+def _pin_prices(space: Space, budget: int) -> tuple[PinPrice, ...]:
     """What each pin costs under the planner's model: with it, less without it."""
+    preferences, free = space.preferences, space.free
     if not preferences.patterns() or not free.bodies:
         return ()
-    whole = solve(search.problem()).evaluation.seconds
+    whole = solve(space.problem(budget)).evaluation.seconds
     prices = []
     for pattern, decision in preferences.patterns():
         without = preferences.without(pattern, decision)
-        problem = search.problem(survey=narrowed(free, without))
+        problem = space.problem(budget, survey=narrowed(free, without))
         matched = preferences.count(pattern, decision)
         prices.append(
             PinPrice(

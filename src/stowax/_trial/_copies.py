@@ -1,34 +1,27 @@
-"""One turn of the closed loop: compile a program, and read what it really does.
+"""Every planned copy is in the compiled program, and goes where the plan says.
 
-The prediction is an opinion, the compiled program the fact: bytes from XLA's own memory
-figures, seconds from its schedule, and every planned copy looked for in it.
+The compiler may join copies, rename them, or leave them out; then the plan saves
+nothing, or computes with what nobody wrote. So each one is looked for, on every plan.
 """
 
-import dataclasses
 import re
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from .._errors import CompileError, OffloadVanishedError
 from .._hlo._host_calls import updated_leaves
-from .._hlo._program import read_program, transfers_named
-from .._inspect._inspect import inspect_program
+from .._hlo._program import transfers_named
 from .._layers._host_feed import GRADIENTS, WEIGHTS
 from .._layers._stack import Stack
 from .._mlir import read_graph
 from .._predict._fusion import PLACEMENT, short_name
 from .._records._lowered import Region
-from .._records._plan import Trial
 from .._records._program import Program
 from .._state._shards import device_bytes
 from .._survey._apply import StepPlan
-from .._survey._survey import Survey, predict
-from .._target._program_cache import ProgramCache
-from .._units import format_bytes, format_seconds
-from ._windows import Windows, loop_seconds
+from .._survey._survey import Survey
 
 _ENOUGH = 0.9
 """Part of the planned bytes that has to move where a scope is not to be found."""
@@ -38,108 +31,37 @@ _STREAM = re.compile(r"stowax\.(?:weights|gradients)\.([^/()]+)\.(\d+)")
 _STREAMS = {WEIGHTS: "host-to-device", GRADIENTS: "device-to-host"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A compiled program: its figures, and the record of the trial.
+def check_copies(
+    survey: Survey, plan: StepPlan, lowered: Any, program: Program, inspection: Any
+) -> None:
+    """Looks for all that `plan` moves in the program that was compiled for it.
 
-    `inspection` is `None` where the compiler refused for want of memory. `loops` has
-    how long the loops of each body work; `was_kept` says that nothing was compiled.
+    **Raises:** `CompileError` where copies go to other places than the program says;
+    `OffloadVanishedError` where what was planned is not there: a copy, or an update on
+    the host's processor.
     """
-
-    trial: Trial
-    inspection: Any | None
-    vanished: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    not_on_host: tuple[str, ...] = ()
-    loops: Windows = dataclasses.field(default_factory=dict)
-    was_kept: bool = False
-
-    @property
-    def predicted_bytes(self) -> int:
-        """What the device was to need, before this program was compiled."""
-        return self.trial.predicted_bytes
-
-    @property
-    def compiled_bytes(self) -> int:
-        """What it needs."""
-        return self.trial.compiled_bytes
-
-    @property
-    def host_bytes(self) -> int:
-        """What the host needs."""
-        return self.trial.host_bytes
-
-    @property
-    def excess(self) -> int:
-        """Bytes that were needed beyond the prediction."""
-        return self.compiled_bytes - self.predicted_bytes
-
-    @property
-    def step_seconds(self) -> float:
-        """Seconds of one step, simulated from the compiled schedule."""
-        return self.inspection.timeline.step_seconds if self.inspection else 0.0
-
-
-def compile_and_read(
-    survey: Survey,
-    what: str,
-    plan: StepPlan | None,
-    compiler_options: Mapping[str, Any],
-    *,
-    cache: ProgramCache,
-    donate: bool = True,
-    correction: int = 0,
-) -> Measured:
-    """Compiles the step under `plan` and reads the result.
-
-    **Arguments:** `cache` has what was compiled before; `correction` is added to the
-    predicted bytes: what earlier trials of the same step needed beyond their own
-    prediction.
-
-    **Raises:** `CompileError` for anything but a want of memory.
-    """
-    lowered, prediction = predict(survey, plan, donate=donate)
-    predicted = prediction.device_total + correction
-    started = time.perf_counter()
-
-    def tried(device: int, host: int, seconds: float | None) -> Trial:
-        return Trial(
-            what=what,
-            predicted_bytes=predicted,
-            compiled_bytes=device,
-            host_bytes=host,
-            step_seconds=seconds,
-            seconds_to_compile=time.perf_counter() - started,
-        )
-
-    compiled = cache.compiled(lowered, compiler_options, survey.target)
-    if compiled.refusal is not None:
-        needed = compiled.refusal.needed_bytes or predicted
-        needed = max(needed, survey.target.device_bytes + 1)
-        trial = tried(needed, prediction.host_total, None)
-        return Measured(trial=trial, inspection=None, was_kept=compiled.was_kept)
-    program = read_program(compiled.module)
-    if plan is not None:
-        _check_places(program, survey.target.name)
-    inspection = inspect_program(program, compiled.memory, survey.target)
-    memory = inspection.memory
-    seconds = inspection.timeline.step_seconds
-    trial = tried(memory.device.total, memory.host.total, seconds)
-    lost: dict[str, str] = {}
-    away: tuple[str, ...] = ()
-    if plan is not None:
-        lost = _vanished(survey, inspection, plan)
-    if plan is not None and plan.hosted:
+    _check_places(program, survey.target.name)
+    lost = _vanished(survey, inspection, plan)
+    away: list[str] = []
+    if plan.hosted:
         lost |= _not_streamed(survey, inspection, lowered)
         absent = {*plan.hosted.on_host} - updated_leaves(program)
-        away = tuple(survey.step.arguments[i].path for i in sorted(absent))
-    return Measured(
-        trial=trial,
-        inspection=inspection,
-        vanished=lost,
-        not_on_host=away,
-        loops=loop_seconds(program, survey.bodies, survey.target),
-        was_kept=compiled.was_kept,
-    )
+        away = [survey.step.arguments[i].path for i in sorted(absent)]
+    if lost:
+        raise OffloadVanishedError(
+            "The compiled program does not copy these values to the host, or not back "
+            "to where they are read, although the plan offloads them: "
+            f"{', '.join(lost.values())}. Pin them to 'keep' or "
+            "'recompute', and please report it with the step: it is stowax's fault.",
+            tuple(lost),
+        )
+    if away:
+        raise OffloadVanishedError(
+            "The compiled program does not update these arrays on the host's "
+            f"processor, although the plan says so: {', '.join(away)}. "
+            "Give forbid=['host update'], and please report it with the step: it is "
+            "stowax's fault."
+        )
 
 
 def _check_places(program: Program, target: str) -> None:
@@ -261,41 +183,3 @@ def _stream_name(survey: Survey, scope: str) -> str:
     name = values[at].name if values else f"weight {at}"
     name = f"{name} of the layers at {stack.source}"
     return f"gradients of {name}" if scope.startswith(GRADIENTS) else name
-
-
-def check_offloads(measured: Measured) -> None:
-    """**Raises:** `OffloadVanishedError` where what was planned is not in the program.
-
-    A planned copy, or a planned update on the host's processor.
-    """
-    if measured.vanished:
-        raise OffloadVanishedError(
-            "The compiled program does not copy these values to the host, or not back "
-            "to where they are read, although the plan offloads them: "
-            f"{', '.join(measured.vanished.values())}. Pin them to 'keep' or "
-            "'recompute', and please report it with the step: it is stowax's fault.",
-            tuple(measured.vanished),
-        )
-    if measured.not_on_host:
-        raise OffloadVanishedError(
-            "The compiled program does not update these arrays on the host's "
-            f"processor, although the plan says so: {', '.join(measured.not_on_host)}. "
-            "Give forbid=['host update'], and please report it with the step: it is "
-            "stowax's fault."
-        )
-
-
-def outcome(measured: Measured, budget: int, host_budget: int) -> str:
-    """What a compiled program came to, in a line."""
-    within = measured.inspection is not None and measured.compiled_bytes <= budget
-    device, host = map(format_bytes, (measured.compiled_bytes, measured.host_bytes))
-    fits = f" ({'fits' if within else 'does not fit'} {format_bytes(budget)})"
-    too_much = f" (does not fit {format_bytes(host_budget)})"
-    seconds = f", {format_seconds(measured.step_seconds)} a step"
-    took = format_seconds(measured.trial.seconds_to_compile)
-    return (
-        f"{'read from the cache' if measured.was_kept else f'compiled in {took}'}: "
-        f"{device} on the device{fits}, "
-        f"{host} on the host{too_much if measured.host_bytes > host_budget else ''}"
-        f"{seconds if measured.inspection else ''}"
-    )

@@ -1,0 +1,296 @@
+"""What to compile next: the solver's decisions, policies by hand, single changes.
+
+Every proposal says what it is expected to need and to take. Bytes are those predicted
+for its lowered program, corrected by what compilers said; seconds are the model's or,
+once a program of the variant is compiled, that one's and the model's difference. The
+solver finds what its model is most wrong about. So what is compiled beside a program
+that fits is what may be faster if the model errs in its favour, the fastest expected
+first.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from .._planner import evaluate, policies, recomputed_values, smallest, solve
+from .._records._stages import (
+    Body,
+    Decision,
+    Decisions,
+    Evaluation,
+    Problem,
+    Solution,
+)
+from .._survey._options import alternatives, plan_options
+from ._space import Attempt, Space
+from ._variants import is_straight
+
+_ROUNDS = 6
+"""How often model and prediction are brought into line for one proposal."""
+
+SOLVING_SECONDS = 10.0
+"""Of a machine that is busy with other things: the solver counts nodes."""
+
+SLACK = 0.002
+"""Part of the budget left free: solvers and allocators round."""
+
+_FILLED = 0.01
+"""Part of the budget that a proposal may leave unused."""
+
+WORTH = 0.005
+"""Part of the step's time below which a gain does not pay for another compile."""
+
+_MISTAKEN = 0.25
+"""Part of what a change moves (seconds of recomputation, of copies, of storing) by
+which the model may be mistaken about it: assumed."""
+
+_FAR = 1.2
+"""How far predictions of policies by hand, which are like nothing that was compiled,
+may be above the truth: 17 % for layer inputs offloaded (PaliGemma2-28B on a v5p)."""
+
+_ROLLING = 1.05
+"""What a Python loop takes as a loop beside its layers as they are written: assumed."""
+
+Options = Mapping[str, str | bool]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Decisions for one variant, with what they are expected to come to.
+
+    `sparing` says that memory comes before time, in the compiler's options too.
+    """
+
+    space: Space
+    solution: Solution
+    options: Options
+    bytes: int
+    seconds: float
+
+    @property
+    def decisions(self) -> Decisions:
+        """What is decided for every value of every body."""
+        return self.solution.decisions
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Proposer:
+    """Makes proposals for one budget; `solving_seconds` is what the solver took."""
+
+    budget: int
+    solving_seconds: float = 0.0
+
+    def settled(self, space: Space, caution: float) -> Proposal:
+        """The fastest decisions of a variant whose program should fill the budget.
+
+        Each prediction teaches the planner's model what it leaves out, until the two
+        agree. If nothing is expected to fit, what needs the least.
+        """
+        target = aim = int(self.budget * (1 - SLACK))
+        tried: list[Decisions] = []
+        for _ in range(_ROUNDS):
+            solution = self._timed(solve, space.problem(aim))
+            if solution.outcome == "infeasible":  # by a model that may be wrong
+                space.least.add(solution.decisions)
+            missed = self._learned(space, solution, caution) - target
+            again = tried.count(solution.decisions)
+            if -_FILLED * target <= missed <= 0 or again > 1:
+                break
+            # Where the model, corrected, insists: it is told of less room, or of more.
+            aim -= missed if again else 0
+            tried.append(solution.decisions)
+        return self._fastest(space, target, caution) or self.least(space)
+
+    def least(self, space: Space) -> Proposal:
+        """What needs the least of the device, whatever it costs.
+
+        Of programs near the least, what larger ones taught may be wrong.
+        """
+        problems = (
+            space.problem(self.budget),
+            space.survey.problem(self.budget, space.host_left),
+        )
+        found = [self._timed(smallest, problem) for problem in problems]
+        solution = min(found, key=lambda s: space.memory.expected(s.decisions))
+        space.least.add(solution.decisions)
+        self._learned(space, solution, 0.0)
+        return self._proposal(space, solution, 0.0)
+
+    def _timed(self, solver: Callable[..., Solution], problem: Problem) -> Solution:
+        started = time.perf_counter()
+        solution = solver(problem, time_limit_seconds=SOLVING_SECONDS)
+        self.solving_seconds += time.perf_counter() - started
+        return solution
+
+    def _learned(self, space: Space, solution: Solution, caution: float) -> int:
+        """Bytes of the program that a solution makes; the model learns of them."""
+        space.proposed[solution.decisions] = solution
+        known = space.memory.cautious(solution.decisions, caution)
+        space.memory.proposed.add(solution.decisions)
+        return known
+
+    def _fastest(self, space: Space, target: int, caution: float) -> Proposal | None:
+        """The fastest of all that was proposed and should stay within the budgets."""
+        fitting = [
+            self._proposal(space, solution, caution)
+            for solution in space.proposed.values()
+            if space.memory.cautious(solution.decisions, caution) <= target
+            and space.memory.on_host(solution.decisions) <= space.asked.host_budget
+        ]
+        return min(fitting, key=lambda p: p.seconds, default=None)
+
+    def _proposal(self, space: Space, solution: Solution, caution: float) -> Proposal:
+        evaluation = evaluate(space.problem(self.budget), solution.decisions)
+        rolled = is_straight(space) and not space.as_written
+        return Proposal(
+            space=space,
+            solution=dataclasses.replace(solution, evaluation=evaluation),
+            options=options_for(space, solution.decisions),
+            bytes=space.memory.cautious(solution.decisions, caution),
+            seconds=evaluation.seconds * (_ROLLING if rolled else 1.0),
+        )
+
+    # --- beside a program that fits ---------------------------------------------------
+
+    def beside(
+        self,
+        best: Attempt,
+        space: Space,
+        attempts: Iterable[Attempt],
+        *,
+        changes: bool,
+    ) -> Iterator[Proposal]:
+        """What may be faster than the best program and may fit, likeliest first.
+
+        **Arguments:** `space` is the best program's variant as this budget knows it.
+        With `changes`, also its decisions, or those of a faster program that was too
+        big, with one changed, and its compiler options with one changed.
+        """
+        yield from self._hopeful(best, space, self._known(space))
+        if not changes:
+            return
+        seconds = best.measured.step_seconds
+        bases = [best] + [
+            a
+            for a in attempts
+            if a.space.survey is space.survey
+            and a.decisions is not None
+            and a.measured.compiled_bytes > self.budget
+            and 0 < a.measured.step_seconds < seconds
+        ]
+        changed = (
+            (decisions, 1.0)
+            for base in bases
+            for decisions in _neighbours(space, base.decisions or ())
+        )
+        yield from self._hopeful(best, space, changed)
+        assert best.solution is not None
+        for options in alternatives(space.survey.target, best.options):
+            yield dataclasses.replace(
+                self._like(best, space, best.solution.decisions),
+                options={**options, **space.asked.compiler_options},
+            )
+
+    def _known(self, space: Space) -> Iterator[tuple[Decisions, float]]:
+        """The solver's decisions as the model stands now, and people's policies."""
+        yield self.settled(space, caution=1.0).decisions, 1.0
+        problem = space.problem(self.budget)
+        for decisions in policies(problem).values():
+            if _allowed(space, decisions):
+                yield decisions, _FAR
+
+    def _hopeful(
+        self, best: Attempt, space: Space, others: Iterable[tuple[Decisions, float]]
+    ) -> Iterator[Proposal]:
+        """Those that may be faster, and should fit: what is expected first, first.
+
+        **Arguments:** `others` with how far predictions for them may be above the
+        truth.
+        """
+        seconds, problem = best.measured.step_seconds, space.problem(self.budget)
+        assert best.decisions is not None
+        base = evaluate(problem, best.decisions)
+        found: list[tuple[float, float, Decisions]] = []
+        for decisions, far in others:
+            try:
+                mine = evaluate(problem, decisions)
+            except ValueError:  # something cannot be computed again
+                continue
+            expected = seconds + mine.seconds - base.seconds
+            hope = expected - _MISTAKEN * _turnover(mine, base)
+            room = self.budget * far - best.measured.compiled_bytes
+            fits = mine.device_bytes - base.device_bytes <= room
+            fits = fits and mine.host_bytes <= space.asked.host_budget
+            if fits and hope < seconds * (1 - WORTH):
+                found.append((expected, far, decisions))
+        for _, far, decisions in sorted(found, key=lambda one: one[0]):
+            if space.memory.cautious(decisions, 1.0) / far <= self.budget:
+                yield self._like(best, space, decisions)
+
+    def _like(self, best: Attempt, space: Space, decisions: Decisions) -> Proposal:
+        """Decisions to be compiled as the best program was."""
+        assert best.decisions is not None
+        assert best.solution is not None
+        usual = options_for(space, best.decisions)
+        changed = {n: v for n, v in best.options.items() if usual.get(n) != v}
+        solution = space.proposed.get(decisions) or dataclasses.replace(
+            best.solution, outcome="feasible", decisions=decisions
+        )
+        proposal = self._proposal(space, solution, 0.0)
+        return dataclasses.replace(proposal, options={**proposal.options, **changed})
+
+
+def options_for(space: Space, decisions: Decisions) -> dict[str, str | bool]:
+    """The compiler options that decisions are compiled with by default."""
+    offloads = any("offload" in chosen for chosen in decisions)
+    sparing = space.survey.tight or decisions in space.least
+    options = plan_options(space.survey.target, offloads, sparing=sparing)
+    return {**options, **space.asked.compiler_options}
+
+
+def _turnover(mine: Evaluation, base: Evaluation) -> float:
+    """Seconds of recomputation, of copies and of storing that are not the same."""
+    return sum(
+        abs(here - there)
+        for here, there in zip(_parts(mine), _parts(base), strict=True)
+    )
+
+
+def _parts(evaluation: Evaluation) -> tuple[float, float, float]:
+    again, moving = evaluation.recompute_seconds, evaluation.transfer_seconds
+    return again, moving, evaluation.seconds - again - evaluation.exposed_seconds
+
+
+def _allowed(space: Space, decisions: Decisions) -> bool:
+    """Whether the user's wishes allow decisions."""
+    return all(
+        decision is None or decision in value.allowed
+        for body, chosen in zip(space.survey.bodies, decisions, strict=True)
+        for value, decision in zip(body.values, chosen, strict=True)
+        if not value.available
+    )
+
+
+def _neighbours(space: Space, decisions: Decisions) -> Iterator[Decisions]:
+    """All decisions that differ in one value: one that is stored, or could be."""
+    for b, (body, chosen) in enumerate(
+        zip(space.survey.bodies, decisions, strict=True)
+    ):
+        for value in body.values:
+            for decision in sorted(value.allowed):
+                if value.available or decision == (chosen[value.index] or "recompute"):
+                    continue
+                mine = (*chosen[: value.index], decision, *chosen[value.index + 1 :])
+                if _makes_sense(body, mine, value.index):
+                    yield (*decisions[:b], mine, *decisions[b + 1 :])
+
+
+def _makes_sense(body: Body, chosen: tuple[Decision | None, ...], index: int) -> bool:
+    """Whether decisions can be carried out, and what is stored is read."""
+    if chosen[index] == "offload" and not body.in_loop:
+        return False
+    try:
+        _, read = recomputed_values(body, chosen)
+    except ValueError:  # something cannot be computed again
+        return False
+    return chosen[index] == "recompute" or index in read

@@ -1,0 +1,283 @@
+"""One way to write the planned step, with what is known of it, and its programs."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Mapping
+
+from .._errors import ArgumentError, OffloadVanishedError, StowaxError
+from .._layers._rewrite import Options
+from .._records._stages import (
+    Body,
+    Decisions,
+    Evaluation,
+    Problem,
+    Solution,
+    Value,
+)
+from .._step._trace import trace_step
+from .._survey._asked import Asked
+from .._survey._held import holding
+from .._survey._options import wants_row_major
+from .._survey._preferences import Preferences
+from .._survey._survey import Survey, take_survey
+from .._trial._compiled import Measured
+from ._correction import Memory, Stalls, stalled
+
+_NOT_DONATED = "it is updated in its place in host memory, which donate=False forbids"
+
+# Named scopes of copies: of state and gradients by argument, of layers' values.
+_STATE = re.compile(r"stowax\.(?:state|gradient)\.(\d+)")
+_LAYER = re.compile(r"stowax\.(?:offload|fetch)\.([^/()\"\s]+)\.(\d+)")
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Space:
+    """One variant of the step: its survey, and what programs have taught of it.
+
+    `free` is the survey before what the user wants decided (`preferences`). `stalls`
+    are what offloaded values were waited for, `proposed` every solution that a
+    prediction was made for, `least` the decisions made for want of any that fit,
+    `refusals` how often the compiler refused.
+    """
+
+    name: str
+    asked: Asked
+    survey: Survey
+    free: Survey
+    preferences: Preferences
+    memory: Memory
+    stalls: Stalls = dataclasses.field(default_factory=dict)
+    proposed: dict[Decisions, Solution] = dataclasses.field(default_factory=dict)
+    least: set[Decisions] = dataclasses.field(default_factory=set)
+    refusals: int = 0
+
+    @property
+    def may_donate(self) -> bool:
+        """Whether the state's buffers are donated where that is wanted."""
+        return self.asked.donate is not False and bool(self.survey.step.donate)
+
+    @property
+    def as_written(self) -> bool:
+        """Whether the layers of a Python loop run as they are written."""
+        return not self.survey.options.roll and self.asked.roll
+
+    @property
+    def host_left(self) -> int:
+        """The host's budget, less what programs need there beyond the model."""
+        return self.asked.host_budget - self.memory.host_beyond()
+
+    def problem(self, budget: int, survey: Survey | None = None) -> Problem:
+        """The planner's question as it stands after all corrections.
+
+        `survey` stands in for the variant's own: the same step, other wishes.
+        """
+        return stalled(self.without_stalls(budget, survey), self.stalls)
+
+    def without_stalls(self, budget: int, survey: Survey | None = None) -> Problem:
+        """The same without what was waited for."""
+        memory = self.memory
+        if survey is not None:
+            memory = dataclasses.replace(memory, survey=survey)
+        return memory.problem(budget, self.host_left)
+
+    def for_budget(self, budget: int) -> "Space":
+        """The same variant for another budget: what was waited for may not be there."""
+        return dataclasses.replace(
+            self,
+            memory=dataclasses.replace(self.memory, scale=budget),
+            stalls={},
+            proposed={},
+            least=set(),
+        )
+
+    def holding(self, held: Callable[[Body, Value], bool], note: str) -> "Space":
+        """The variant with some values on the device, which the compiler refused."""
+        why = "the compiler refused"
+        surveys = [
+            dataclasses.replace(survey, bodies=holding(survey.bodies, held, why))
+            for survey in (self.survey, self.free)
+        ]
+        survey = dataclasses.replace(surveys[0], refused=(*self.survey.refused, note))
+        return dataclasses.replace(
+            self,
+            survey=survey,
+            free=surveys[1],
+            memory=dataclasses.replace(
+                self.memory, survey=survey, predictions={}, compiled={}, proposed=set()
+            ),
+            stalls={},
+            proposed={},
+            least=set(),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Attempt:
+    """A program that was compiled for a plan, and what is known of it.
+
+    `decisions` is `None` for the step as the user wrote it; `solution` has what the
+    planner said of them.
+    """
+
+    space: "Space"
+    decisions: Decisions | None
+    solution: Solution | None
+    options: Mapping[str, str | bool]
+    donated: bool
+    measured: Measured
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """What the planner's model said of the decisions."""
+        return self.solution and self.solution.evaluation
+
+    def fits(self, budget: int, host_budget: int) -> bool:
+        """Whether the compiled program is one, and stays within both budgets."""
+        return (
+            self.measured.inspection is not None
+            and self.measured.compiled_bytes <= budget
+            and self.measured.host_bytes <= host_budget
+        )
+
+
+def rolled_space(asked: Asked, budget: int, least: int) -> Space:
+    """The step with its layers as loops, surveyed.
+
+    **Arguments:** arrays under `least` bytes stay on the device.
+
+    **Raises:** `ArgumentError` for a pattern of `pin` or `forbid` that meets nothing.
+    """
+    machine, recording = asked.machine, asked.recording
+    options = Options(
+        keep_checkpoint=asked.keep_checkpoint,
+        roll=asked.roll,
+        row_major=wants_row_major(machine, asked.specs),
+    )
+    step = trace_step(recording, asked.specs, options)
+    count = len(step.stacks)
+    bodies = "1 repeated body" if count == 1 else f"{count} repeated bodies"
+    asked.say(f"surveying {bodies} on {machine.name}")
+    free = take_survey(asked.step, asked.specs, step, machine, options, least)
+    space = new_space("rolled", asked, budget, free)
+    for staying in free.staying:
+        space.preferences.allow(staying.value)
+    _check_matched(space.preferences, recording.left)
+    return space
+
+
+def new_space(name: str, asked: Asked, budget: int, free: Survey) -> Space:
+    """A variant of which nothing is known yet."""
+    if asked.donate is False:
+        free = _without_donation(free)
+    preferences = Preferences(
+        pin=asked.pin, forbid=asked.forbid, least_bytes=free.least_bytes
+    )
+    survey = narrowed(free, preferences)
+    return Space(
+        name=name,
+        asked=asked,
+        survey=survey,
+        free=free,
+        preferences=preferences,
+        memory=Memory(survey=survey, scale=budget),
+    )
+
+
+def _check_matched(preferences: Preferences, left: Collection[str]) -> None:
+    """**Raises:** `ArgumentError` for a pattern that met nothing; says what is left."""
+    try:
+        preferences.check_matched()
+    except ArgumentError as error:
+        if not left:
+            raise
+        why = f"{error.got} (what is marked runs as it is written: {'; '.join(left)})"
+        raise ArgumentError(error.argument, why, error.instead) from None
+
+
+def narrowed(survey: Survey, preferences: Preferences) -> Survey:
+    """The survey with what the user wants decided."""
+    return dataclasses.replace(survey, bodies=preferences.narrow(survey.bodies))
+
+
+def _without_donation(survey: Survey) -> Survey:
+    """State in host memory is updated where it lies: its buffers have to be donated.
+
+    Those of what is only read need not be.
+    """
+    if survey.state is None:
+        return survey
+    read_only = survey.state.read_only
+    state, *layers = survey.bodies
+    values = tuple(
+        value
+        if value.index in read_only
+        else dataclasses.replace(
+            value, allowed=frozenset({"keep"}), stays=value.stays or _NOT_DONATED
+        )
+        for value in state.values
+    )
+    bodies = (dataclasses.replace(state, values=values), *layers)
+    return dataclasses.replace(survey, bodies=bodies)
+
+
+def asks_for_more(
+    space: Space, counts: Callable[[Value], bool] = lambda value: True
+) -> bool:
+    """Whether the user wants something moved that could stay as it is.
+
+    The step as it is written does not do that, even where it fits. `counts` says which
+    values are meant.
+    """
+    return any(
+        value.needed and "keep" in value.allowed and "keep" not in narrowed.allowed
+        for body, wanted in zip(space.free.bodies, space.survey.bodies, strict=True)
+        for value, narrowed in zip(body.values, wanted.values, strict=True)
+        if not value.available and counts(value)
+    )
+
+
+# --- what the compiler refuses --------------------------------------------------------
+
+
+def narrower(space: Space, error: StowaxError) -> Space | None:
+    """A variant that offloads less, after the compiler refused; `None`: nothing left.
+
+    A compiler may refuse a program for other reasons than memory: a layout that it has
+    no copy for, a slice of a kind that it does not know. The value that its words name
+    stays on the device; if they name none, or that does not help, more stays, and at
+    last everything. So it goes where the compiler leaves copies out (two like passes
+    that it makes one of, say). That holds for what was pinned to host memory, too.
+    """
+    vanished = isinstance(error, OffloadVanishedError)
+    words = " ".join((str(error), *(error.scopes if vanished else ())))
+    named = _named(space, words)
+    ways: tuple[tuple[str, Callable[[Body, Value], bool]], ...] = (
+        ("what it names", lambda body, value: (body.name, value.index) in named),
+        ("parameters", lambda body, value: value.role == "parameter"),
+        ("state", lambda body, value: body.phase == "update"),
+        ("everything", lambda body, value: True),
+    )
+    why = "left copies out of" if vanished else "refused"
+    line = str(error).splitlines()[0][:300]
+    for level in range(space.refusals, len(ways)):
+        what, held = ways[level]
+        note = f"{what} may not be offloaded: the compiler {why} the program ({line})"
+        other = space.holding(held, note)
+        other.refusals = level + 1
+        if other.survey.bodies != space.survey.bodies:
+            return other
+    return None
+
+
+def _named(space: Space, message: str) -> set[tuple[str, int]]:
+    """The values whose copies the compiler's words name."""
+    found = {(m[1], int(m[2])) for m in _LAYER.finditer(message)}
+    leaves = {int(m[1]) for m in _STATE.finditer(message)}
+    state = space.survey.state
+    if state is not None:
+        found |= {
+            (state.body.name, index)
+            for index, own in enumerate(state.leaves)
+            if not leaves.isdisjoint(own)
+        }
+    return found

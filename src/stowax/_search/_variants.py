@@ -1,0 +1,174 @@
+"""The ways to write a step beside its layers as loops: one function each.
+
+A variant is a survey of its own; the search over them is the same loop.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+
+from .._state._shards import device_bytes
+from .._state._state import search_state
+from .._step._trace import trace_step
+from .._survey._survey import predict, take_survey
+from .._update._blocks import BlockSize
+from ._space import Space, asks_for_more, new_space, rolled_space
+
+_DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
+"""How far predictions of layers as they are written may be above the truth.
+
+Measured on the models of the benchmarks and of the tutorial: scans by 8 %, unrolled
+loops by up to 31 %. A compile that is not needed costs less than a plan that is not.
+"""
+
+_FINER = 16
+"""Where nothing fits, arrays so many times smaller may be offloaded."""
+
+
+# --- the step as it is ----------------------------------------------------------------
+
+
+def is_straight(space: Space) -> bool:
+    """Whether layers are a Python loop's: XLA orders what is in one as it likes.
+
+    It updates a parameter as soon as its gradient is there, where the step as it is
+    traced has all gradients first. A prediction knows nothing of that.
+    """
+    return any(t.stack.separate for t in space.survey.step.stacks.values())
+
+
+def plain_bytes(space: Space, *, donate: bool) -> int:
+    """Device bytes that the step as it is may need at least.
+
+    By what its other program needed, or by how far a prediction may be off.
+    """
+    survey, known = space.survey, space.asked.written
+    _, prediction = predict(survey, None, donate=donate)
+    needed = prediction.device_total
+    if known:
+        return needed + sum(a.measured.excess for a in known.values())
+    if donate and is_straight(space):
+        _, whole = predict(survey, None, donate=False)
+        needed = min(needed, whole.device_total - _returned(space))
+    return int(needed / (_DOUBT_UNROLLED if is_straight(space) else _DOUBT))
+
+
+def _returned(space: Space) -> int:
+    """Bytes of the arguments that results may overwrite."""
+    leaves, step = jax.tree.leaves(space.survey.specs), space.survey.step
+    return sum(
+        device_bytes(leaves[i])
+        for i in step.updates
+        if step.arguments[i].position in step.donate
+    )
+
+
+# --- the variants beside the rolled one -----------------------------------------------
+
+
+def as_written(rolled: Space, budget: int) -> Space | None:
+    """Layers of a Python loop as they are: what can leave is optimizer state.
+
+    Weights are not picked for one layer at a time, and the compiler fuses across
+    layers. Not where more is wanted, or could not be enough.
+    """
+    if not is_straight(rolled) or asks_for_more(
+        rolled, lambda value: value.role != "optimizer state"
+    ):
+        return None
+    movable = sum(
+        value.bytes
+        for body in rolled.survey.bodies
+        for value in body.values
+        if value.role == "optimizer state" and "offload" in value.allowed
+    )
+    if not movable or plain_bytes(rolled, donate=rolled.may_donate) - movable > budget:
+        return None
+    own = rolled.survey
+    options = dataclasses.replace(own.options, roll=False)
+    step = trace_step(own.step.recording, own.specs, options)
+    free = take_survey(
+        own.function, own.specs, step, own.target, options, own.least_bytes
+    )
+    if not free.bodies:
+        return None
+    space = new_space("layers as they are written", rolled.asked, budget, free)
+    known = rolled.asked.written
+    space.memory.doubt = 1.0 if known else _DOUBT_UNROLLED
+    space.memory.plain = sum(a.measured.excess for a in known.values())
+    return space
+
+
+def tight(rolled: Space, budget: int) -> Space | None:
+    """Copies are waited for that take memory ahead.
+
+    Gradients are written before the next layer begins, and what is offloaded early in
+    a layer is written in it, and fetched when it is read. It can be slower, and needs
+    up to two layers' gradients and one layer's values less.
+    """
+    del budget
+    survey = dataclasses.replace(rolled.survey, tight=True)
+    memory = dataclasses.replace(
+        rolled.memory, survey=survey, predictions={}, compiled={}, proposed=set()
+    )
+    return dataclasses.replace(
+        rolled,
+        name="copies waited for",
+        survey=survey,
+        memory=memory,
+        stalls={},
+        proposed={},
+        least=set(),
+    )
+
+
+def returned(rolled: Space, budget: int) -> Space | None:
+    """Gradients that the step returns of parameters in host memory come there, too.
+
+    By themselves they come on the device: what computes with them next would refuse
+    host memory.
+    """
+    own = rolled.survey
+    if own.state is None or not own.state.read_only:
+        return None
+    leaves = jax.tree.leaves(own.specs)
+    found = search_state(own.step, leaves, own.least_bytes, returned=True)
+    outputs = {n for n in found.program.outputs if isinstance(n, int)}
+    if found.feeds.gradients.keys().isdisjoint(outputs):
+        return None
+    free = take_survey(
+        own.function,
+        own.specs,
+        own.step,
+        own.target,
+        own.options,
+        own.least_bytes,
+        gradients_on_host=True,
+    )
+    name = "gradients in host memory"
+    return tight(new_space(name, rolled.asked, budget, free), budget)
+
+
+def finer(rolled: Space, budget: int) -> Space | None:
+    """Small arrays may be offloaded, too, where they could make it fit.
+
+    Their copies take longer than their bytes say.
+    """
+    own, asked = rolled.survey, rolled.asked
+    small = BlockSize.least(own.least_bytes).leaf_bytes
+    sizes = [device_bytes(spec) for spec in jax.tree.leaves(asked.specs)]
+    # One of them may have a gradient that waits for it, of its size.
+    freed = 2 * sum(size for size in sizes if size < small)
+    needed = min(map(rolled.memory.expected, rolled.least), default=0)
+    least = own.least_bytes // _FINER
+    if asked.donate is False or not least or needed - freed > budget:
+        return None
+    asked.say("nothing fits: smaller arrays may be offloaded, too")
+    return rolled_space(asked, budget, least)
+
+
+Variant = Callable[[Space, int], Space | None]
+
+VARIANTS: tuple[Variant, ...] = (tight, returned, finer)
+"""What is opened in turn where nothing fits."""

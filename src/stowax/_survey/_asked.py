@@ -1,0 +1,44 @@
+"""What `plan` was asked, and the step that it was asked about."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from .._step._recording import Recording
+from .._target._machine import Target
+from .._target._program_cache import ProgramCache
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What `plan` was asked, checked, and the step's one trace; `say` shows progress.
+
+    `budgets` are bytes, or shares of what the step takes as it is written. `specs` are
+    the step's arguments on the target, `recording` is made of them. `started` is when
+    planning began, by `time.perf_counter`. `written` has the step as it is, compiled,
+    by whether its state is donated: those programs are the same for every budget.
+    """
+
+    step: Callable[..., Any]
+    specs: tuple[Any, ...]
+    recording: Recording
+    budgets: Sequence[int | float]
+    started: float
+    machine: Target
+    host_budget: int
+    pin: Mapping[str, str]
+    forbid: Collection[str]
+    keep_checkpoint: bool
+    roll: bool
+    donate: bool | None
+    compiler_options: Mapping[str, str | bool]
+    compiles: int | None
+    cache: ProgramCache
+    say: Callable[[str], None]
+    written: dict[bool, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def donates(self) -> bool | None:
+        """Whether state is donated; what the step's own `jit` donates, always."""
+        told = self.donate is None and self.recording.donated
+        return True if told else self.donate

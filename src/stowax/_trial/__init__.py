@@ -1,0 +1,1 @@
+"""One program: compiled, read, and every planned copy found in it."""

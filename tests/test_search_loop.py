@@ -1,0 +1,324 @@
+"""The closed loop, with a compiler made up: what is compiled next, and when it ends."""
+
+import dataclasses
+
+import pytest
+
+from planner_problems import chain
+from stand_in_search import GPU, TPU, offloaded, searching
+from stowax._errors import CompileError, OffloadVanishedError
+from stowax._planner import evaluate, policies
+from stowax._search import _loop, _propose
+from stowax._search._loop import MOST_MISSES
+from stowax._survey._options import FAST_MEMORY
+
+# Three values of 8 bytes of which one can be kept; the link carries one for nothing.
+BODY = chain(count=10, bytes=8, needed=(1, 2, 3), forward_seconds=3.0)
+BUDGET = 250
+
+
+def planned(search):
+    return [a for a in search.log if a.decisions is not None]
+
+
+# --- until one fits -------------------------------------------------------------------
+
+
+def test_the_first_that_fits_is_the_plan_where_nothing_promises_more(monkeypatch):
+    monkeypatch.setattr(_propose.Proposer, "beside", lambda *_, **__: iter(()))
+    search, _ = searching(monkeypatch, BODY, BUDGET)
+    best = search.run()
+    assert search.fits(best)
+    assert planned(search) == [best]
+
+
+def test_after_a_program_that_was_too_big_less_is_asked_for(monkeypatch):
+    search, _ = searching(monkeypatch, BODY, BUDGET, size=1.4)
+    best = search.run()
+    first = planned(search)[0]
+    assert not search.fits(first)
+    assert search.fits(best)
+    assert best.measured.compiled_bytes < first.measured.compiled_bytes
+
+
+def test_what_never_fits_is_not_compiled_for_ever(monkeypatch):
+    search, _ = searching(monkeypatch, BODY, BUDGET, size=4.0)
+    best = search.run()
+    assert not search.fits(best)
+    assert 1 <= len(search.log) <= MOST_MISSES
+    smallest = min(a.measured.compiled_bytes for a in search.log)
+    assert best.measured.compiled_bytes == smallest
+    assert search.smallest_budget()[0] > BUDGET
+
+
+def test_where_nothing_can_fit_one_program_says_what_it_takes(monkeypatch):
+    search, _ = searching(monkeypatch, BODY, 30)
+    best = search.run()
+    assert [a.measured.compiled_bytes for a in search.log] == [
+        best.measured.compiled_bytes
+    ]
+    assert search.smallest_budget()[0] > 30
+
+
+# --- the step as it is ----------------------------------------------------------------
+
+
+def test_a_step_that_fits_as_it_is_stays(monkeypatch):
+    search, _ = searching(monkeypatch, BODY, BUDGET, may_stay=True, plain=(200, 1e6))
+    best = search.run()
+    assert best.decisions is None
+    assert search.log == [best]
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(1.0, True), (1e3, False)])
+def test_with_more_compiles_it_stays_if_no_plan_is_faster(monkeypatch, seconds, stays):
+    search, _ = searching(
+        monkeypatch, BODY, BUDGET, may_stay=True, plain=(200, seconds), compiles=8
+    )
+    best = search.run()
+    assert (best.decisions is None) == stays
+    assert planned(search)
+
+
+def test_what_was_compiled_for_a_share_is_not_compiled_again(monkeypatch):
+    search, compiler = searching(
+        monkeypatch, BODY, BUDGET, may_stay=True, plain=(200, 1.0)
+    )
+    search.compile_plain(donate=False)
+    again, _ = searching(
+        monkeypatch, BODY, BUDGET, may_stay=True, written=search.asked.written
+    )
+    best = again.run()
+    assert best.measured is search.log[0].measured
+    assert best.space is again.rolled
+    assert [decisions for decisions, _ in compiler.compiled] == [None]
+    again.rolled.survey.bodies = ()  # there is no other way
+    assert again.smallest_budget() == (200, "compiled")
+
+
+# --- beside one that fits -------------------------------------------------------------
+
+
+def test_one_more_program_is_compiled_and_no_third(monkeypatch):
+    search, _ = searching(monkeypatch, BODY, BUDGET, waits=dict.fromkeys(range(4), 5.0))
+    best = search.run()
+    first, *others = planned(search)
+    assert len(others) == 1
+    assert offloaded(others[0]) != offloaded(first)
+    assert best.measured.step_seconds == min(
+        a.measured.step_seconds for a in planned(search)
+    )
+
+
+def test_a_value_that_is_waited_for_is_not_moved_again(monkeypatch):
+    search, _ = searching(monkeypatch, BODY, BUDGET, compiles=10)
+    search.run()
+    (moved, *_) = offloaded(search.best())
+    again, _ = searching(monkeypatch, BODY, BUDGET, compiles=10, waits={moved: 5.0})
+    best = again.run()
+    assert moved not in offloaded(best)
+    assert best.measured.step_seconds < planned(again)[0].measured.step_seconds
+
+
+@pytest.mark.parametrize("most", [5, 7])
+def test_no_more_is_compiled_than_was_allowed_and_nothing_twice(monkeypatch, most):
+    search, compiler = searching(
+        monkeypatch, BODY, BUDGET, compiles=most, waits={0: 1.0, 1: 2.0, 2: 3.0}
+    )
+    search.run()
+    assert len(search.log) == len(compiler.compiled) <= most
+    tried = [(d, sorted(o.items())) for d, o in compiler.compiled]
+    assert all(tried.count(one) == 1 for one in tried)
+
+
+def test_what_people_write_by_hand_is_compiled_where_it_may_be_faster(monkeypatch):
+    """The model believes in something else, and its first program is waited for."""
+    search, _ = searching(monkeypatch, BODY, 10**4, waits=dict.fromkeys(range(4), 9.0))
+    by_hand = policies(search.rolled.problem(search.budget))
+    mistaken = evaluate
+    only = by_hand["recompute all"]
+
+    def wrong(problem, decisions):
+        found = mistaken(problem, decisions)
+        if decisions != only:
+            return found
+        return dataclasses.replace(found, recompute_seconds=10 * found.seconds)
+
+    first = search.propose.settled(search.rolled, 0.0)
+    search._compile(first)
+    monkeypatch.setattr(_propose, "evaluate", wrong)
+    monkeypatch.setattr(
+        _propose.Proposer, "settled", lambda self, space, caution: first
+    )
+    proposed = search.propose.beside(
+        search.best(), search.rolled, search.log, changes=False
+    )
+    assert only in [p.decisions for p in proposed]
+
+
+def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
+    search, _ = searching(monkeypatch, BODY, BUDGET, compiles=12, size=1.4)
+    best = search.run()
+    assert search.fits(best)
+    big = [a for a in planned(search) if not search.fits(a)]
+    assert big
+    assert all(a.measured.step_seconds <= best.measured.step_seconds for a in big[:1])
+
+
+def test_options_are_changed_only_where_more_compiles_are_allowed(monkeypatch):
+    def factor(options):
+        return 0.5 if options.get("xla_tpu_host_transfer_overlap_limit") == "2" else 1.0
+
+    for compiles, found in ((None, False), (12, True)):
+        search, compiler = searching(
+            monkeypatch, BODY, BUDGET, target=TPU, compiles=compiles, factor=factor
+        )
+        best = search.run()
+        changed = best.options.get("xla_tpu_host_transfer_overlap_limit") == "2"
+        assert changed == found
+        assert all(options["mine"] == "yes" for _, options in compiler.compiled)
+
+
+# --- what the compiler refuses --------------------------------------------------------
+
+
+def test_what_the_compiler_names_stays_on_the_device(monkeypatch):
+    def refuses(decisions, options):
+        if decisions is not None and decisions[0][0] == "offload":
+            raise CompileError("no such copy: stowax.offload.layer.0/copy")
+
+    search, _ = searching(monkeypatch, BODY, BUDGET, refuses=refuses)
+    monkeypatch.setattr(type(search.rolled), "holding", holding)
+    best = search.run()
+    assert search.fits(best)
+    assert 0 not in offloaded(best)
+    (note,) = best.space.survey.refused
+    assert note.startswith("what it names may not be offloaded: the compiler refused")
+
+
+def holding(space, held, note):
+    """As `Space.holding`, for surveys that are made up."""
+    from stand_in_search import space as blank
+    from stand_in_search import surveyed
+    from stowax._survey._held import holding
+
+    bodies = holding(space.survey.bodies, held, "refused")
+    survey = surveyed(*bodies, target=space.survey.target)
+    survey.refused = (*space.survey.refused, note)
+    return blank(survey, space.memory.scale, space.asked)
+
+
+def test_where_nothing_compiles_its_words_come_out(monkeypatch):
+    def refuses(decisions, options):
+        raise CompileError("never")
+
+    search, _ = searching(monkeypatch, BODY, BUDGET, refuses=refuses)
+    monkeypatch.setattr(type(search.rolled), "holding", holding)
+    with pytest.raises(CompileError, match="never"):
+        search.run()
+    assert search.asked.said[-2].startswith("planning anew: everything may not be")
+
+
+def test_a_change_that_is_refused_does_not_cost_the_plan(monkeypatch):
+    """Nor one whose copies the compiler leaves out."""
+    seen = []
+
+    def refuses(decisions, options):
+        seen.append(decisions)
+        if len(seen) > 1:
+            raise OffloadVanishedError("gone", ("stowax.offload.layer.1",))
+
+    search, _ = searching(
+        monkeypatch, BODY, BUDGET, refuses=refuses, waits=dict.fromkeys(range(4), 5.0)
+    )
+    best = search.run()
+    assert len(seen) > 1
+    assert best.decisions == seen[0]
+    assert any("a change of the plan is left out: gone" in s for s in search.asked.said)
+
+
+# --- more of a TPU's fast memory ------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_the_best_is_compiled_with_more_and_the_faster_stays(monkeypatch, factor):
+    search, compiler = searching(
+        monkeypatch,
+        BODY,
+        BUDGET,
+        target=TPU,
+        factor=lambda options: factor if FAST_MEMORY in options else 1.0,
+    )
+    best = search.run()
+    assert sum(FAST_MEMORY in options for _, options in compiler.compiled) == 1
+    assert FAST_MEMORY in compiler.compiled[-1][1]
+    assert (FAST_MEMORY in best.options) == (factor < 1)
+
+
+def test_a_compiler_that_refuses_more_costs_no_plan(monkeypatch):
+    def refuses(decisions, options):
+        if FAST_MEMORY in options:
+            raise CompileError("too much")
+
+    search, _ = searching(monkeypatch, BODY, BUDGET, target=TPU, refuses=refuses)
+    assert FAST_MEMORY not in search.run().options
+
+
+@pytest.mark.parametrize("told", ["a GPU", "the user's own", "compiles"])
+def test_where_it_is_not_asked_for_nothing_more_is_compiled(monkeypatch, told):
+    target = GPU if told == "a GPU" else TPU
+    compiles = MOST_MISSES if told == "compiles" else None
+    search, compiler = searching(
+        monkeypatch, BODY, BUDGET, target=target, compiles=compiles
+    )
+    mine = {FAST_MEMORY: "1"} if told == "the user's own" else {}
+    search.asked.compiler_options = mine
+    search.run()
+    assert {options.get(FAST_MEMORY) for _, options in compiler.compiled} == {
+        mine.get(FAST_MEMORY)
+    }
+
+
+# --- programs of other budgets --------------------------------------------------------
+
+
+def test_the_fastest_known_program_that_fits_is_the_plan(monkeypatch):
+    small, _ = searching(monkeypatch, BODY, BUDGET)
+    small.run()
+    search, compiler = searching(monkeypatch, BODY, 2 * BUDGET, factor=lambda _: 9.0)
+    search.known = small.attempts
+    assert search.run() in small.attempts
+    assert len(compiler.compiled) <= 2
+
+
+def test_a_step_that_fits_stays_unless_much_is_to_be_gained(monkeypatch):
+    def plain(seconds):
+        search, _ = searching(
+            monkeypatch, BODY, BUDGET, may_stay=True, plain=(200, seconds)
+        )
+        search.known = small.attempts
+        return search.run()
+
+    small, _ = searching(monkeypatch, BODY, BUDGET)
+    seconds = small.run().measured.step_seconds
+    assert plain(1.004 * seconds).decisions is None
+    assert plain(1.02 * seconds).decisions is not None
+
+
+def test_variants_are_opened_only_where_nothing_is_expected_to_fit(monkeypatch):
+    search, _ = searching(monkeypatch, BODY, 30)
+    opened = []
+
+    def variant(space, budget):
+        opened.append(budget)
+        return None
+
+    search.unopened = [variant, variant]
+    search.run()
+    assert opened == [30, 30]
+    search, _ = searching(monkeypatch, BODY, BUDGET)
+    search.unopened = [variant]
+    search.run()
+    assert opened == [30, 30]
+    assert search.unopened
+    assert _loop.VARIANTS == ()

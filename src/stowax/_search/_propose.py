@@ -25,8 +25,9 @@ from .._survey._options import alternatives, plan_options
 from ._space import Attempt, Space
 from ._variants import is_straight
 
-_ROUNDS = 6
-"""How often model and prediction are brought into line for one proposal."""
+_ROUNDS, _ENOUGH_ROUNDS = 8, 3
+"""How often model and prediction are brought into line for one proposal at most, and
+after how many rounds it is enough to fill the budget roughly."""
 
 SOLVING_SECONDS = 10.0
 """Of a machine that is busy with other things: the solver counts nodes."""
@@ -34,8 +35,8 @@ SOLVING_SECONDS = 10.0
 SLACK = 0.002
 """Part of the budget left free: solvers and allocators round."""
 
-_FILLED = 0.01
-"""Part of the budget that a proposal may leave unused."""
+_FILLED = 0.002, 0.03
+"""Part of the budget that a proposal may leave unused, at first and then."""
 
 WORTH = 0.005
 """Part of the step's time below which a gain does not pay for another compile."""
@@ -86,19 +87,24 @@ class Proposer:
         Each prediction teaches the planner's model what it leaves out, until the two
         agree. If nothing is expected to fit, what needs the least.
         """
-        target = aim = int(self.budget * (1 - SLACK))
+        target = int(self.budget * (1 - SLACK))
         tried: list[Decisions] = []
-        for _ in range(_ROUNDS):
-            solution = self._timed(solve, space.problem(aim))
+        room = margin = 0
+        for number in range(_ROUNDS):
+            solution = self._timed(solve, space.problem(target - room))
             if solution.outcome == "infeasible":  # by a model that may be wrong
                 space.least.add(solution.decisions)
-            missed = self._learned(space, solution, caution) - target
-            again = tried.count(solution.decisions)
-            if -_FILLED * target <= missed <= 0 or again > 1:
+            known = self._learned(space, solution, caution)
+            missed, again = known - target, tried.count(solution.decisions)
+            filled = 0 <= -missed <= target * (_FILLED[number >= _ENOUGH_ROUNDS])
+            if (filled or again > 1) and self._fastest(space, target, caution):
                 break
-            # Where the model, corrected, insists: it is told of less room, or of more.
-            aim -= missed if again else 0
             tried.append(solution.decisions)
+            # A solver finds the decisions that its model is most wrong about: some of
+            # what it missed by is left free. Where it insists on less than there is
+            # room for, it is told of more. What caution adds it does not know, either.
+            margin = margin + missed // 2 if missed > 0 or again else 0
+            room = known - space.memory.expected(solution.decisions) + margin
         return self._fastest(space, target, caution) or self.least(space)
 
     def least(self, space: Space) -> Proposal:

@@ -18,6 +18,7 @@ SCRIPTS = ROOT / "examples" / "integrations"
 SCRIPT = {
     "haiku_lm.py": ("haiku", "optax"),
     "multisteps.py": ("optax",),
+    "nnx_lm.py": ("flax", "optax"),
     "orbax_grain.py": ("grain", "orbax.checkpoint"),
     "tunix_lora.py": ("tunix", "qwix"),
 }

@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 SCRIPTS = ROOT / "examples" / "integrations"
 SCRIPT = {
     "haiku_lm.py": ("haiku", "optax"),
+    "linen_lm.py": ("flax", "optax"),
     "multisteps.py": ("optax",),
     "nnx_lm.py": ("flax", "optax"),
     "orbax_grain.py": ("grain", "orbax.checkpoint"),

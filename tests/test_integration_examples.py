@@ -16,6 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPTS = ROOT / "examples" / "integrations"
 SCRIPT = {
+    "equinox_vit.py": ("equinox", "optax"),
     "haiku_lm.py": ("haiku", "optax"),
     "linen_lm.py": ("flax", "optax"),
     "multisteps.py": ("optax",),

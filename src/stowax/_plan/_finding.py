@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from .. import _jax
 from .._errors import (
     ArgumentError,
     CompileError,
@@ -145,7 +146,7 @@ def _check_nodes(args: Sequence[Any]) -> None:
     for number, arg in enumerate(args):
         leaves, structure = jax.tree.flatten(arg)
         specs = [
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            jax.ShapeDtypeStruct(leaf.shape, _jax.dtype_in_jit(leaf.dtype))
             if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
             else leaf
             for leaf in leaves

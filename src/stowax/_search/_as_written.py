@@ -66,7 +66,9 @@ class Returned:
         if rolled.state is None or not rolled.state.read_only:
             return None
         step, specs, least = rolled.step, rolled.specs, rolled.least_bytes
-        found = search_state(step, jax.tree.leaves(specs), least, returned=True)
+        found = search_state(
+            step, jax.tree.leaves(specs), rolled.target, least, returned=True
+        )
         if found.feeds.gradients.keys().isdisjoint(_outputs(found)):
             return None
         target, options = rolled.target, rolled.options

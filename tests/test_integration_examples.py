@@ -16,8 +16,11 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPTS = ROOT / "examples" / "integrations"
 SCRIPT = {
+    "equinox_vit.py": ("equinox", "optax"),
     "haiku_lm.py": ("haiku", "optax"),
+    "linen_lm.py": ("flax", "optax"),
     "multisteps.py": ("optax",),
+    "nnx_lm.py": ("flax", "optax"),
     "orbax_grain.py": ("grain", "orbax.checkpoint"),
     "tunix_lora.py": ("tunix", "qwix"),
 }

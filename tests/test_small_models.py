@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -149,3 +150,17 @@ def test_what_was_found_stays_where_smaller_arrays_do_not_compile(monkeypatch):
     assert not found.fits
     assert found.smallest_budget > found.budget_bytes
     assert not any("planning less" in line for line in lines)
+
+
+def test_numpys_own_integers_are_planned_in_silence():
+    """As `jax.jit` makes them 32 bits wide; JAX 0.12 warns of a spec of 64."""
+
+    def step(w, rows):
+        value, grads = jax.value_and_grad(lambda w: jnp.mean(w[rows] ** 2))(w)
+        return w - 0.1 * grads, value
+
+    rows = np.arange(8)
+    assert rows.dtype == np.int64
+    found = stowax.plan(step, spec(64, 64), rows, target="h200", progress=False)
+    assert found.fits
+    assert found.arguments[1].dtype == "int32"

@@ -261,7 +261,7 @@ def test_layers_that_are_spread_over_devices_stay():
 
         specs = (*jax.tree.map(place, args[:2]), args[2])
         traced, leaves = trace_step(step, specs, Options()), jax.tree.leaves(specs)
-        state = find_state(traced, leaves, target, search_state(traced, leaves))
+        state = find_state(traced, leaves, target, search_state(traced, leaves, target))
         chosen[first] = {value.role for value in state.body.values}
     assert chosen == {
         None: {"parameter", "optimizer state"},

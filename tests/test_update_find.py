@@ -1,5 +1,7 @@
 """What is found to be done element by element, and what is said of the rest."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,6 +187,21 @@ def test_sizes_of_blocks():
     assert height % 8 == 0  # a TPU's tile
     assert cut.count >= size.count
     assert height * width * itemsize <= rows * columns * itemsize / size.count
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks"),
+    [(50257, 29), (30522, 6), (28996, 44), (51865, 115), (250002, 102)],
+)
+def test_vocabularies_are_cut_evenly_where_blocks_need_be_no_tiles(rows, blocks):
+    """Those of GPT-2, BERT, BERT with cases, Whisper and XLM-R."""
+    size = BlockSize.least(2**20, "gpu")
+    cut = cut_leaf((rows, 768), (rows, 768), [4], size)
+    assert isinstance(cut, Cut)
+    assert cut.count == blocks
+    assert size.smallest_bytes <= math.prod(cut.block) * 4 <= size.largest_bytes
+    tiled = cut_leaf((rows, 768), (rows, 768), [4], BlockSize.least(2**20, "tpu"))
+    assert "cannot be cut evenly" in tiled
 
 
 def test_layers_are_cut_first_and_then_their_rows():

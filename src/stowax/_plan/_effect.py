@@ -106,5 +106,5 @@ def _hosted(plan: PlanRecord) -> Hosted | None:
         on_host=tuple(i for i, argument in mine.items() if argument.on_host),
         late=plan.late,
         returned=plan.gradients_on_host,
-        size=BlockSize.least(plan.least_bytes),
+        size=BlockSize.least(plan.least_bytes, platform_of(plan.target)),
     )

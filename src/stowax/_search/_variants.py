@@ -133,7 +133,8 @@ def returned(rolled: Space, budget: int) -> Space | None:
     if own.state is None or not own.state.read_only:
         return None
     leaves = jax.tree.leaves(own.specs)
-    found = search_state(own.step, leaves, own.least_bytes, returned=True)
+    least = own.least_bytes
+    found = search_state(own.step, leaves, own.target, least, returned=True)
     outputs = {n for n in found.program.outputs if isinstance(n, int)}
     if found.feeds.gradients.keys().isdisjoint(outputs):
         return None

@@ -102,6 +102,7 @@ class State:
 def search_state(
     step: Step,
     specs: Sequence[Any],
+    target: Target,
     least_bytes: int = OFFLOAD_LEAST_BYTES,
     *,
     returned: bool = False,
@@ -112,7 +113,7 @@ def search_state(
     `least_bytes` are worth a copy of their own (`_stages.least_bytes`); `returned` says
     whether gradients may be returned in host memory.
     """
-    size = BlockSize.least(least_bytes)
+    size = BlockSize.least(least_bytes, target.platform)
     candidates = [
         i
         for i in range(len(step.arguments))
@@ -138,7 +139,7 @@ def find_state(
     **Arguments:** `specs`, `least_bytes` and `returned` as for `search_state`, `found`
     is what that gave.
     """
-    size = BlockSize.least(least_bytes)
+    size = BlockSize.least(least_bytes, target.platform)
     candidates = [leaf.input for leaf in found.leaves]
     weights = {i for i in candidates if step.arguments[i].role == "parameter"}
     fed = _fed(found, step, specs, target) & weights

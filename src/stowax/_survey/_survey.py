@@ -137,7 +137,7 @@ class Survey:
             on_host=self.state.leaves_of(updated_on_host(body, chosen)),
             late=not self.tight,
             returned=self.gradients_on_host,
-            size=BlockSize.least(self.least_bytes),
+            size=BlockSize.least(self.least_bytes, self.target.platform),
         )
 
     def _lean(self, chosen: Sequence[Decision | None]) -> bool:
@@ -210,7 +210,7 @@ def take_survey(
     )
     leaves = jax.tree.leaves(specs)
     returned = gradients_on_host
-    searched = search_state(step, leaves, least_bytes, returned=returned)
+    searched = search_state(step, leaves, target, least_bytes, returned=returned)
     state = find_state(step, leaves, target, searched, least_bytes, returned=returned)
     bodies, refused = holding_if_ordered(
         (state.body, *layers) if state else layers, step.recording.jaxpr

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from .. import _jax
 from .._errors import ArgumentError
 from .._jax_layouts import in_layout, laid_out
 
@@ -44,7 +45,9 @@ def spread_specs(devices: tuple[Any, ...], specs: Any, target_name: str) -> Any:
             return leaf
         sharding = getattr(leaf, "sharding", None)
         spec = jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False)
+            leaf.shape,
+            _jax.dtype_in_jit(leaf.dtype),
+            weak_type=getattr(leaf, "weak_type", False),
         )
         if sharding is None:
             return spec

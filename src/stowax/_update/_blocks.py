@@ -21,6 +21,9 @@ from typing import Any
 from .._layers._axis_order import Order, inverse, lying
 
 _MEBIBYTE = 2**20
+_FAR = 4
+"""How many times smaller than wanted a part may be without a look at larger ones."""
+
 _ROW_BYTES = 32  # a TPU's tile is 8 rows of 4 bytes, 16 of 2, 32 of 1 high
 
 
@@ -29,20 +32,26 @@ class BlockSize:
     """How large blocks are, in bytes per device of the widest array of a leaf.
 
     A leaf is cut into about `count` blocks. One more than that is copied, so fewer
-    would lose time, and more would be small. No block is smaller than
-    `smallest_bytes` or larger than `largest_bytes`. Leaves under `leaf_bytes` are not
-    worth a loop.
+    would lose time, and more would be small. No block is larger than `largest_bytes`,
+    nor smaller than `smallest_bytes`, if the leaf has parts that are not. Leaves under
+    `leaf_bytes` are not worth a loop. Blocks are whole tiles of a TPU where they have
+    to be `tiled`.
     """
 
     count: int = 64
     smallest_bytes: int = _MEBIBYTE
     largest_bytes: int = 32 * _MEBIBYTE
     leaf_bytes: int = 4 * _MEBIBYTE
+    tiled: bool = True
 
     @classmethod
-    def least(cls, least_bytes: int) -> "BlockSize":
-        """Blocks where `least_bytes` are worth a copy of their own."""
-        return cls(smallest_bytes=least_bytes, leaf_bytes=4 * least_bytes)
+    def least(cls, least_bytes: int, platform: str = "tpu") -> "BlockSize":
+        """Blocks on a platform where `least_bytes` are worth a copy of their own."""
+        return cls(
+            smallest_bytes=least_bytes,
+            leaf_bytes=4 * least_bytes,
+            tiled=platform == "tpu",
+        )
 
     def target(self, leaf_bytes: int) -> int:
         """Bytes of a block of a leaf that has `leaf_bytes` on each device."""
@@ -209,7 +218,8 @@ def _cut_along(
     for axis, (whole, mine) in enumerate(zip(shape, per_device, strict=True)):
         part = mine
         if axis in axes and current > target and whole % mine == 0:
-            tile = _ROW_BYTES // min(itemsizes) if axis == len(shape) - 2 else 1
+            rows = size.tiled and axis == len(shape) - 2
+            tile = _ROW_BYTES // min(itemsizes) if rows else 1
             part = _part(mine, math.ceil(current / target), max(1, tile))
         current = current // mine * part
         if part == mine:
@@ -222,10 +232,19 @@ def _cut_along(
 
 
 def _part(length: int, pieces: int, multiple: int) -> int:
-    """The largest even part of an axis that makes `pieces`, or the smallest at all."""
-    parts = [p for p in _divisors(length) if p % multiple == 0]
-    enough = [p for p in parts if length // p >= pieces]
-    return max(enough, default=min(parts, default=length))
+    """The largest even part of an axis that makes `pieces`, or the smallest at all.
+
+    Where that is far smaller, and a larger one is nearer to what is wanted, that one: a
+    vocabulary of 30522 is cut in 6 parts, not in 5087.
+    """
+    parts = [p for p in _divisors(length) if p % multiple == 0 and p < length]
+    smaller = [p for p in parts if length // p >= pieces]
+    larger = [p for p in parts if length // p < pieces]
+    if not smaller or not larger:
+        return max(smaller, default=min(larger, default=length))
+    wanted, below, above = length / pieces, smaller[-1], larger[0]
+    far = below * _FAR < wanted and above / wanted < wanted / below
+    return above if far else below
 
 
 def _divisors(length: int) -> list[int]:

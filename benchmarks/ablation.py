@@ -43,8 +43,8 @@ TARGETS = ("h200", "v6e-8")
 PARTS = (0.75, 0.45, 0.2, 0.04)
 """Budgets, from the smallest that works (0) to what keeping everything takes (1)."""
 BASE = "as it is"
-MOST_COMPILES = 4
-"""As many as a plan takes by itself, without the last one on a TPU."""
+COMPILES = 4
+"""So many programs are what a plan takes by itself, without the last one on a TPU."""
 
 Line = dict[str, Any]
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -85,12 +85,37 @@ def _same(first: Any, *_: Any, **__: Any) -> Any:
     return first
 
 
-def _nothing(*_: Any, **__: Any) -> int:
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _no_parts(*_: Any) -> tuple[int, dict[str, Any]]:
+    return 0, {}
+
+
+def _zero(*_: Any) -> int:
     return 0
+
+
+def _plain(_: Any, chosen: Any, *__: Any, **___: Any) -> dict[int, str]:
+    pairs = enumerate(chosen)
+    return {i: str(how) for i, how in pairs if how in ("keep", "offload")}
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
     BASE: {},
+    "stop at the first that fits": {"_search._loop.Search._enough": True},
+    "no stalls laid to values": {"_search._space.stalled": _same},
+    "no correction by predictions": {"_search._correction.Correction.parts": _no_parts},
+    "no correction by programs": {"_search._correction.Correction.expected": _zero},
+    "no policies by hand": {"_search._propose.policies": lambda _: {}},
+    "no other variants": {"_search._loop.VARIANTS": ()},
+    "layers never as written": {"_search._loop.as_written": _nothing},
+    "nothing left to the compiler": {
+        "_search._loop.Search._left_to_the_compiler": _nothing
+    },
+    "storing costs nothing": {"_survey._survey.with_storing": _same},
+    "copies travel alike": {"_survey._survey.ways_to_store": _plain},
 }
 """By name: what is put in the place of what, in `stowax`."""
 
@@ -124,7 +149,7 @@ def planned(workload: str, target: str, budget: int) -> Line:
         *args,
         budget=budget,
         target=machine,
-        compiles=MOST_COMPILES,
+        compiles=COMPILES,
         cache=FOLDER,
         progress=budgets.quiet,
     )
@@ -247,7 +272,7 @@ def write() -> None:
         "the plans as they are made, at the same budget. A cell is lost where nothing "
         f"fits that did. Budgets lie at {parts} of the way from the smallest that "
         "works to what keeping everything takes. Plans take at most "
-        f"{MOST_COMPILES} programs.\n",
+        f"{COMPILES} programs.\n",
         _record.table(columns, [_compared(base, variant) for variant in VARIANTS]),
     ]
     LINES.with_suffix(".md").write_text("\n".join(text))

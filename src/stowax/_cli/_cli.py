@@ -114,8 +114,8 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
     "--compiles",
     type=int,
     metavar="N",
-    help="Programs compiled at most, 4 or more; more find faster plans (default: 4; on "
-    "a TPU the last is the best of them with other compiler options).",
+    help="Programs compiled at most, 4 or more; more find faster plans (default: until "
+    "one fits, and one more; on a TPU then the best with other compiler options).",
 )
 @click.option(
     "--cache",

@@ -67,8 +67,8 @@ def plan(
     - `compiler_options`: XLA's, added to the plan's own.
     - `compiles`: how many programs may be compiled, at least 4. Those beyond try
       changes of the plan, also of one that could do without, and keep what makes the
-      compiled step faster. `None`: 4; on a v5e, v5p or v6e the last is the best of
-      them with more of the chip's fast memory for each kernel.
+      compiled step faster. `None`: until one fits, 4 at most, and one more; on a v5e,
+      v5p or v6e then the best with more of the chip's fast memory for each kernel.
     - `cache`: a folder for compiled programs, by content; what is planned again, on
       another day or for another budget, compiles nothing twice. `None`: none are kept.
     - `progress`: called with lines of text; `None`: standard error, if planning takes

@@ -131,7 +131,6 @@ def test_what_was_found_stays_where_smaller_arrays_do_not_compile(monkeypatch):
         return compiled(survey, *args, **options)
 
     monkeypatch.setattr(_loop.Search, "run", searched)
-
     monkeypatch.setattr(_loop, "compile_and_read", refusing)
     layers = [spec(32, 32)] * 40
     found = stowax.plan(
@@ -144,9 +143,7 @@ def test_what_was_found_stays_where_smaller_arrays_do_not_compile(monkeypatch):
         donate=True,
         progress=lines.append,
     )
-    assert any(
-        "a way to plan is left out: no program of that" in line for line in lines
-    )
+    assert any("(no program of that)" in line for line in lines)
     assert not found.fits
     assert found.smallest_budget > found.budget_bytes
     assert not any("planning less" in line for line in lines)

@@ -156,7 +156,7 @@ class Memory:
     `predictions` has what was read off lowered programs (bytes on the device, on the
     host), `compiled` what compilers said, `proposed` the decisions that the model is
     corrected by. As long as nothing is compiled, a prediction may be `doubt` times the
-    truth; `plain` is what the step as it is was seen to need beyond its own.
+    truth; `plain` is what programs of another variant were seen to need beyond theirs.
     """
 
     survey: Survey
@@ -183,6 +183,11 @@ class Memory:
         if self.compiled:
             return self._of_prediction.expected(decisions)
         return self.plain - int(self.predicted(decisions) * (1 - 1 / self.doubt))
+
+    def mean_excess(self) -> int:
+        """What compiled programs needed beyond `predicted`, on the average."""
+        more = [self.compiled[d] - self.predicted(d) for d in self.compiled]
+        return sum(more) // len(more) if more else self.plain
 
     def expected(self, decisions: Decisions) -> int:
         """Bytes that the compiled program is expected to need, or does need."""

@@ -36,9 +36,6 @@ MOST_MISSES = 4
 _CAUTION = (0.0, 0.5, 2.0, 4.0)
 """Standard deviations added to what a program should need, by how many were too big."""
 
-_HOPE = 2.0
-"""Standard deviations by which a program may be too big and yet be worth a compile."""
-
 _COMPILER_SAVES, _COMPILER_TAKES = 0.2, 1.07
 """Most of a straight-line step's memory that XLA was seen to save by itself, and what
 that took.
@@ -188,7 +185,7 @@ class Search:
         """Whether one more program that fits was compiled beside the first."""
         fitting = sum(map(self.fits, self._planned))
         known = any(map(self.fits, self.known))
-        return fitting > 1 or len(self._planned) >= MOST_MISSES + known
+        return fitting > 1 or len(self._planned) > MOST_MISSES + known
 
     def _first(self) -> Proposal | None:
         """The fastest proposal that is expected to fit, else what needs the least."""
@@ -207,8 +204,8 @@ class Search:
         if not least:
             return None
         proposal = min(least, key=lambda p: p.bytes)
-        memory = proposal.space.memory
-        hopeless = memory.cautious(proposal.decisions, -_HOPE) > self.budget
+        predicted = proposal.space.memory.predicted(proposal.decisions)
+        hopeless = min(predicted, proposal.bytes) > self.budget
         return None if hopeless and self._planned else proposal
 
     def _opened(self) -> list[Space]:

@@ -23,7 +23,6 @@ from .._records._stages import (
 )
 from .._survey._options import alternatives, plan_options
 from ._space import Attempt, Space
-from ._variants import is_straight
 
 _ROUNDS, _ENOUGH_ROUNDS = 8, 3
 """How often model and prediction are brought into line for one proposal at most, and
@@ -48,9 +47,6 @@ which the model may be mistaken about it: assumed."""
 _FAR = 1.2
 """How far predictions of policies by hand, which are like nothing that was compiled,
 may be above the truth: 17 % for layer inputs offloaded (PaliGemma2-28B on a v5p)."""
-
-_ROLLING = 1.05
-"""What a Python loop takes as a loop beside its layers as they are written: assumed."""
 
 Options = Mapping[str, str | bool]
 
@@ -147,13 +143,12 @@ class Proposer:
 
     def _proposal(self, space: Space, solution: Solution, caution: float) -> Proposal:
         evaluation = evaluate(space.problem(self.budget), solution.decisions)
-        rolled = is_straight(space) and not space.as_written
         return Proposal(
             space=space,
             solution=dataclasses.replace(solution, evaluation=evaluation),
             options=options_for(space, solution.decisions),
             bytes=space.memory.cautious(solution.decisions, caution),
-            seconds=evaluation.seconds * (_ROLLING if rolled else 1.0),
+            seconds=evaluation.seconds,
         )
 
     # --- beside a program that fits ---------------------------------------------------

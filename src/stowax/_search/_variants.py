@@ -108,13 +108,18 @@ def tight(rolled: Space, budget: int) -> Space | None:
     up to two layers' gradients and one layer's values less.
     """
     del budget
-    survey = dataclasses.replace(rolled.survey, tight=True)
+    survey, known = dataclasses.replace(rolled.survey, tight=True), rolled.memory
     memory = dataclasses.replace(
-        rolled.memory, survey=survey, predictions={}, compiled={}, proposed=set()
+        known,
+        survey=survey,
+        plain=known.mean_excess(),
+        predictions={},
+        compiled={},
+        proposed=set(),
     )
     return dataclasses.replace(
         rolled,
-        name="copies waited for",
+        name=f"{rolled.name}, copies waited for",
         survey=survey,
         memory=memory,
         stalls={},
@@ -148,7 +153,13 @@ def returned(rolled: Space, budget: int) -> Space | None:
         gradients_on_host=True,
     )
     name = "gradients in host memory"
-    return tight(new_space(name, rolled.asked, budget, free), budget)
+    return new_space(name, rolled.asked, budget, free)
+
+
+def returned_tight(rolled: Space, budget: int) -> Space | None:
+    """The same, copies waited for."""
+    space = returned(rolled, budget)
+    return None if space is None else tight(space, budget)
 
 
 def finer(rolled: Space, budget: int) -> Space | None:
@@ -171,5 +182,5 @@ def finer(rolled: Space, budget: int) -> Space | None:
 
 Variant = Callable[[Space, int], Space | None]
 
-VARIANTS: tuple[Variant, ...] = (tight, returned, finer)
+VARIANTS: tuple[Variant, ...] = (tight, returned, returned_tight, finer)
 """What is opened in turn where nothing fits."""

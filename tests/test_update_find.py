@@ -204,6 +204,13 @@ def test_vocabularies_are_cut_evenly_where_blocks_need_be_no_tiles(rows, blocks)
     assert "cannot be cut evenly" in tiled
 
 
+def test_a_prime_number_of_rows_is_not_cut_in_single_ones():
+    shape = 1021, 2048
+    for platform in ("gpu", "tpu"):
+        found = cut_leaf(shape, shape, [4], BlockSize.least(2**20, platform))
+        assert found == f"its shape {shape} cannot be cut evenly into small blocks"
+
+
 def test_layers_are_cut_first_and_then_their_rows():
     size = BlockSize(count=64)
     cut = cut_leaf((40, 5120, 13824), (40, 5120, 13824), [4], size)

@@ -24,6 +24,9 @@ _MEBIBYTE = 2**20
 _FAR = 4
 """How many times smaller than wanted a part may be without a look at larger ones."""
 
+_TINY = 16
+"""How many times smaller than worth a copy a block may be: assumed."""
+
 _ROW_BYTES = 32  # a TPU's tile is 8 rows of 4 bytes, 16 of 2, 32 of 1 high
 
 
@@ -198,7 +201,8 @@ def cut_leaf(
         return math.prod(cut.block) * max(itemsizes) // shards
 
     best = min(cuts, key=weight)
-    if weight(best) > size.largest_bytes or best.count < 2:
+    tiny = not size.tiled and weight(best) * _TINY < size.smallest_bytes
+    if weight(best) > size.largest_bytes or best.count < 2 or tiny:
         return f"its shape {tuple(shape)} cannot be cut evenly into small blocks"
     return dataclasses.replace(best, order=order)
 

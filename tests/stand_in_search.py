@@ -10,7 +10,7 @@ import types
 from planner_problems import problem
 from stowax._planner import evaluate
 from stowax._records._stages import Point
-from stowax._search import _loop
+from stowax._search import _loop, _variants
 from stowax._search._correction import Memory
 from stowax._search._loop import Search
 from stowax._search._space import Space
@@ -99,6 +99,7 @@ class Compiler:
     question: object
     waits: dict = dataclasses.field(default_factory=dict)
     size: float = 1.0
+    host: float = 1.0
     factor: object = lambda options: 1.0
     refuses: object = lambda decisions, options: None
     plain: tuple = (10**12, 1.0)
@@ -109,7 +110,7 @@ class Compiler:
         self.refuses(decisions, options)
         if decisions is None:
             size, seconds = self.plain
-            return self.measured(size, seconds, correction, 0.0, [])
+            return self.measured(size, seconds, correction, 0.0, [], 0)
         found = evaluate(self.question, decisions)
         (body,), (chosen,) = self.question.bodies, decisions
         waits = {
@@ -129,13 +130,14 @@ class Compiler:
         seconds = (found.seconds + waited) * self.factor(options)
         size = int(found.device_bytes * self.size)
         exposed = found.exposed_seconds + waited
-        return self.measured(size, seconds, found.device_bytes, exposed, copies)
+        host = int(self.host * found.host_bytes)
+        return self.measured(size, seconds, found.device_bytes, exposed, copies, host)
 
-    def measured(self, size, seconds, predicted, exposed, copies):
+    def measured(self, size, seconds, predicted, exposed, copies, host):
         trial = types.SimpleNamespace(
             predicted_bytes=predicted,
             compiled_bytes=size,
-            host_bytes=0,
+            host_bytes=host,
             seconds_to_compile=0.0,
         )
         device = types.SimpleNamespace(argument=0)
@@ -151,12 +153,14 @@ class Compiler:
 
 def searching(monkeypatch, body, budget, *, target=GPU, may_stay=False, **made_up):
     """A search for `body` under a budget, and its compiler."""
-    wishes = {n: made_up.pop(n) for n in ("compiles", "written") if n in made_up}
+    told = "compiles", "written", "host_budget"
+    wishes = {n: made_up.pop(n) for n in told if n in made_up}
     asked = asked_for(machine=target, **wishes)
     survey = surveyed(body, target=target)
     question = survey.problem(budget, asked.host_budget)
     compiler = Compiler(question, **made_up)
     monkeypatch.setattr(_loop, "compile_and_read", compiler)
+    monkeypatch.setattr(_variants, "compile_and_read", compiler)
     monkeypatch.setattr(_loop, "VARIANTS", ())
     monkeypatch.setattr(_loop, "as_written", lambda space, budget: None)
     monkeypatch.setattr(_loop, "asks_for_more", lambda space: not may_stay)

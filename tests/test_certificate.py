@@ -23,7 +23,6 @@ def searching(budget):
 
 def attempt(search, decisions, compiled=0):
     question = search.rolled.problem(search.budget)
-    solution = solve(question)
     solution = types.SimpleNamespace(
         decisions=decisions,
         evaluation=evaluate(question, decisions),
@@ -110,3 +109,13 @@ def test_what_does_not_fit_is_infeasible():
     search = searching(LITTLE)
     best = attempt(search, fastest(search).decisions, compiled=LITTLE + 1)
     assert certify(search, best).outcome == "infeasible"
+
+
+def test_what_stopped_a_program_of_another_budget_is_not_said_of_this_one():
+    search = searching(ENOUGH)
+    least = (("keep", "recompute", "recompute", "recompute"),)
+    best = attempt(search, least)
+    assert certify(search, best).binding == ("what stopped it",)
+    search.log, search.known = [], search.log
+    found = certify(search, best)
+    assert (found.binding, found.seconds_per_byte) == ((), 0.0)

@@ -8,7 +8,7 @@ from planner_problems import chain
 from stand_in_search import GPU, TPU, offloaded, searching
 from stowax._errors import CompileError, OffloadVanishedError
 from stowax._planner import evaluate, policies
-from stowax._search import _loop, _propose
+from stowax._search import _propose
 from stowax._search._loop import MOST_MISSES
 from stowax._survey._options import FAST_MEMORY
 
@@ -42,7 +42,7 @@ def test_after_a_program_that_was_too_big_less_is_asked_for(monkeypatch):
 
 
 def test_what_never_fits_is_not_compiled_for_ever(monkeypatch):
-    search, _ = searching(monkeypatch, BODY, BUDGET, size=4.0)
+    search, _ = searching(monkeypatch, BODY, BUDGET, size=20.0)
     best = search.run()
     assert not search.fits(best)
     assert 1 <= len(search.log) <= MOST_MISSES
@@ -150,9 +150,7 @@ def test_what_people_write_by_hand_is_compiled_where_it_may_be_faster(monkeypatc
     monkeypatch.setattr(
         _propose.Proposer, "settled", lambda self, space, caution: first
     )
-    proposed = search.propose.beside(
-        search.best(), search.rolled, search.log, changes=False
-    )
+    proposed = search.propose.beside(search.best(), search.log, changes=False)
     assert only in [p.decisions for p in proposed]
 
 
@@ -177,6 +175,31 @@ def test_options_are_changed_only_where_more_compiles_are_allowed(monkeypatch):
         changed = best.options.get("xla_tpu_host_transfer_overlap_limit") == "2"
         assert changed == found
         assert all(options["mine"] == "yes" for _, options in compiler.compiled)
+
+
+def test_what_programs_take_of_the_host_beyond_the_model_is_left_free(monkeypatch):
+    """Each takes twice what the model says; half of it would be too much."""
+    free, _ = searching(monkeypatch, BODY, BUDGET)
+    room = int(1.5 * free.run().solution.evaluation.host_bytes)
+    search, _ = searching(monkeypatch, BODY, BUDGET, host=2.0, host_budget=room)
+    best = search.run()
+    assert search.fits(best)
+    assert best.measured.host_bytes <= room
+    assert any(a.measured.host_bytes > room for a in search.log)
+
+
+@pytest.mark.parametrize("budget", [60, 100, 150, 200, 250, 400])
+@pytest.mark.parametrize("size", [0.8, 1.0, 1.3])
+def test_where_a_program_fits_the_smallest_budget_is_no_larger(
+    monkeypatch, budget, size
+):
+    search, _ = searching(monkeypatch, BODY, budget, size=size)
+    best = search.run()
+    smallest, _ = search.smallest_budget()
+    if search.fits(best):
+        assert smallest <= budget
+    else:
+        assert smallest > budget
 
 
 # --- what the compiler refuses --------------------------------------------------------
@@ -217,6 +240,37 @@ def test_where_nothing_compiles_its_words_come_out(monkeypatch):
     with pytest.raises(CompileError, match="never"):
         search.run()
     assert search.asked.said[-2].startswith("planning anew: everything may not be")
+
+
+def test_a_step_that_fits_ends_where_every_plan_of_it_is_refused(monkeypatch):
+    def refuses(decisions, options):
+        if decisions is not None:
+            raise CompileError("never")
+
+    search, compiler = searching(
+        monkeypatch,
+        BODY,
+        BUDGET,
+        may_stay=True,
+        plain=(200, 1.0),
+        compiles=8,
+        refuses=refuses,
+    )
+    assert search.run().decisions is None
+    assert len(compiler.compiled) <= 8
+
+
+def test_refusals_count_among_the_compiles(monkeypatch):
+    seen = []
+
+    def refuses(decisions, options):
+        seen.append(decisions)
+        if len(seen) > 1:
+            raise CompileError("never")
+
+    search, _ = searching(monkeypatch, BODY, BUDGET, compiles=6, refuses=refuses)
+    assert search.fits(search.run())
+    assert 1 < len(seen) <= 6
 
 
 def test_a_change_that_is_refused_does_not_cost_the_plan(monkeypatch):
@@ -291,6 +345,30 @@ def test_the_fastest_known_program_that_fits_is_the_plan(monkeypatch):
     assert len(compiler.compiled) <= 2
 
 
+def test_a_budget_searches_for_itself_whatever_else_fits_it(monkeypatch):
+    """What was made for less memory moves what could stay."""
+    small, _ = searching(monkeypatch, BODY, 150)
+    small.run()
+    search, compiler = searching(monkeypatch, BODY, 400)
+    search.known = small.attempts
+    best = search.run()
+    alone, _ = searching(monkeypatch, BODY, 400)
+    assert best.measured.step_seconds <= alone.run().measured.step_seconds
+    assert all(a.space is search.rolled for a in search.log)
+    assert compiler.compiled
+
+
+def test_what_another_budget_compiled_is_not_compiled_again(monkeypatch):
+    small, _ = searching(monkeypatch, BODY, BUDGET)
+    small.run()
+    search, compiler = searching(monkeypatch, BODY, BUDGET)
+    search.rolled = small.rolled.for_budget(BUDGET)
+    search.known = small.attempts
+    assert search.run() in small.attempts
+    assert len(compiler.compiled) < len(small.log) + 1
+    assert search.taken
+
+
 def test_a_step_that_fits_stays_unless_much_is_to_be_gained(monkeypatch):
     def plain(seconds):
         search, _ = searching(
@@ -321,4 +399,3 @@ def test_variants_are_opened_only_where_nothing_is_expected_to_fit(monkeypatch):
     search.run()
     assert opened == [30, 30]
     assert search.unopened
-    assert _loop.VARIANTS == ()

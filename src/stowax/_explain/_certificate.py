@@ -58,22 +58,21 @@ def certify(search: Search, best: Attempt) -> Certificate:
     bound = min(_bound(search, best, now), seconds)
     gap = (seconds - bound) / bound if bound > 0 else 0.0
     proven: Outcome = "optimal" if gap <= OPTIMAL_GAP else "feasible"
-    said = now if now.decisions == best.decisions or best.solution is None else None
-    said = said or best.solution
-    assert said is not None
+    own = any(attempt.measured is best.measured for attempt in search.log)
+    said = now if now.decisions == best.decisions else best.solution if own else None
     return Certificate(
         outcome=proven if fits else "infeasible",
         model_seconds=seconds,
         bound_seconds=bound,
         gap=gap,
-        binding=said.binding,
-        seconds_per_byte=said.seconds_per_byte,
+        binding=said.binding if said else (),
+        seconds_per_byte=said.seconds_per_byte if said else 0.0,
     )
 
 
 def _again(search: Search, best: Attempt) -> float:
     """What the compiler computes again by itself, as part of the step as it is."""
-    plain = (a for a in search.attempts if a.decisions is None and a is not best)
+    plain = search.asked.written.values()
     known = [a.measured.step_seconds for a in plain if a.measured.step_seconds]
     return max(0.0, best.measured.step_seconds / min(known) - 1) if known else 0.0
 
@@ -96,7 +95,9 @@ def _bound(search: Search, best: Attempt, now: Solution) -> float:
     bounds += [
         evaluate(problem, attempt.decisions).seconds
         for attempt in search.attempts
-        if attempt.decisions and attempt.space is space and search.fits(attempt)
+        if attempt.decisions
+        and attempt.space.survey is space.survey
+        and search.fits(attempt)
     ]
     room = budget - best.measured.compiled_bytes
     least = best.decisions in space.least and room > _TIGHT * budget

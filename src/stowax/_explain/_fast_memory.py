@@ -31,7 +31,10 @@ def _gained(search: Search, best: Attempt) -> str:
     without = [
         a.measured.step_seconds
         for a in search.attempts
-        if a.decisions == best.decisions and FAST_MEMORY not in a.options
+        if a.decisions == best.decisions
+        and a.space.name == best.space.name
+        and a.measured.step_seconds
+        and FAST_MEMORY not in a.options
     ]
     if not without:
         return ""

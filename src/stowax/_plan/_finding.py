@@ -152,7 +152,11 @@ def _find(asked: Asked, budgets: Sequence[int]) -> list[Found]:
     programs = [a for one in made for a in one.search.log]
     for number, one in enumerate(made):
         one.search.known = [a for a in programs if a not in one.search.log]
-        made[number] = dataclasses.replace(one, best=one.search.best())
+        best = one.search.best()
+        if best not in one.search.log:
+            space = best.space.for_budget(one.search.budget)
+            best = dataclasses.replace(best, space=space)
+        made[number] = dataclasses.replace(one, best=best)
     return made
 
 

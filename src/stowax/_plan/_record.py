@@ -19,6 +19,7 @@ from .._explain._fast_memory import fast_memory_notes
 from .._explain._sensitivity import link_notes
 from .._planner import solve
 from .._records._plan import ArgumentRecord, Baseline, PinPrice, Trial
+from .._records._stages import Decisions
 from .._search._loop import Search
 from .._search._space import Attempt, Space, narrowed
 from .._state._shards import partition_of, shard_shape
@@ -96,7 +97,7 @@ def _figures(search: Search, best: Attempt) -> dict[str, Any]:
         "outcome": certificate.outcome,
         "device_bytes": measured.compiled_bytes,
         "host_bytes": measured.host_bytes,
-        "predicted_device_bytes": best.space.memory.expected(best.decisions)
+        "predicted_device_bytes": _predicted(best.space, best.decisions)
         if best.decisions
         else measured.predicted_bytes,
         "first_predicted_device_bytes": trials[0].predicted_bytes,
@@ -134,6 +135,11 @@ def _figures(search: Search, best: Attempt) -> dict[str, Any]:
     }
 
 
+def _predicted(space: Space, decisions: Decisions) -> int:
+    """What the prediction says at the end, whatever this very program took."""
+    return space.memory.predicted(decisions) + space.memory.excess(decisions)
+
+
 def _trials(search: Search, best: Attempt) -> tuple[Trial, ...]:
     """What was compiled; first the plan's own program, if another budget's search did.
 
@@ -159,7 +165,8 @@ def _baselines(search: Search, best: Attempt) -> tuple[Baseline, ...]:
     found = records(search.rolled if space.as_written else space)
     if space.as_written:
         own = records(space)
-        found |= {name: own[name] for name in ("keep all", "offload state")}
+        names = ("keep all", "offload state")  # the second is not there if refused
+        found |= {name: own[name] for name in names if name in own}
     return tuple(found.values())
 
 

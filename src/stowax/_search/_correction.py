@@ -184,6 +184,12 @@ class Memory:
             return self._of_prediction.expected(decisions)
         return self.plain - int(self.predicted(decisions) * (1 - 1 / self.doubt))
 
+    def learn(self, decisions: Decisions, device: int, host: int) -> None:
+        """Takes note of what a compiled program needs of both memories."""
+        self.compiled.setdefault(decisions, device)
+        self.predictions[decisions] = self.predicted(decisions), host
+        self.proposed.add(decisions)
+
     def mean_excess(self) -> int:
         """What compiled programs needed beyond `predicted`, on the average."""
         more = [self.compiled[d] - self.predicted(d) for d in self.compiled]
@@ -214,7 +220,7 @@ class Memory:
         return max(self.expected(decisions), int(least))
 
     def on_host(self, decisions: Decisions) -> int:
-        """Bytes that the host is predicted to need, 0 where nothing was predicted."""
+        """Bytes that the host needs or is predicted to; 0 where nothing is known."""
         return self.predictions.get(decisions, (0, 0))[1]
 
     def host_beyond(self) -> int:

@@ -28,7 +28,7 @@ from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
 from ._propose import SLACK, WORTH, Proposal, Proposer
 from ._space import Attempt, Space, asks_for_more, narrower
-from ._variants import VARIANTS, as_written, is_straight, plain_bytes
+from ._variants import VARIANTS, as_written, is_straight, plain, plain_bytes
 
 MOST_MISSES = 4
 """Programs that are compiled for a plan before one fits."""
@@ -50,7 +50,9 @@ class Search:
     """The state of the loop for one budget.
 
     `spaces` are the variants that are open, the rolled one among them. `known` are
-    programs of other budgets, `log` those that were compiled for this one.
+    programs of other budgets, `log` those that were compiled for this one, `taken`
+    those of `known` that it would have compiled as well, `calls` what the compiler was
+    asked for, refusals too.
     """
 
     asked: Asked
@@ -58,6 +60,8 @@ class Search:
     rolled: Space
     known: list[Attempt] = dataclasses.field(default_factory=list)
     log: list[Attempt] = dataclasses.field(default_factory=list)
+    taken: list[Attempt] = dataclasses.field(default_factory=list)
+    calls: int = 0
     spaces: list[Space] = dataclasses.field(default_factory=list)
     left_out: list[Proposal] = dataclasses.field(default_factory=list)
     unopened: list[Callable[[Space, int], Space | None]] = dataclasses.field(
@@ -72,8 +76,8 @@ class Search:
 
     @property
     def attempts(self) -> list[Attempt]:
-        """All programs that may be the plan."""
-        return [*self.known, *self.log]
+        """All programs that may be the plan, its own ones first."""
+        return [*self.log, *self.known]
 
     def fits(self, attempt: Attempt) -> bool:
         """Whether the attempt's program stays within the budgets."""
@@ -90,16 +94,22 @@ class Search:
         A step that fits as it is stays so, unless another is faster by what is worth a
         compile.
         """
+
+        def seconds(attempt: Attempt) -> float:
+            stays = attempt.decisions is None and attempt in self.log
+            stays = stays and not self.left_to_the_compiler(attempt)
+            return attempt.measured.step_seconds * (1 - WORTH * stays)
+
         fitting = list(filter(self.fits, self.attempts))
         if not fitting:
             return min(self.attempts, key=lambda a: a.measured.compiled_bytes)
-        return min(
-            fitting,
-            key=lambda a: a.measured.step_seconds * (1 - WORTH * (not a.decisions)),
-        )
+        return min(fitting, key=seconds)
 
     def smallest_budget(self) -> tuple[int, Source]:
-        """Device bytes below which no plan is known to fit, and who says so."""
+        """Device bytes below which no plan is known to fit, and who says so.
+
+        In any of the ways that were tried.
+        """
         return min(map(self._smallest_budget, self.spaces or [self.rolled]))
 
     def _smallest_budget(self, space: Space) -> tuple[int, Source]:
@@ -110,7 +120,11 @@ class Search:
         found.
         """
         written = self.asked.written.values() if self._may_stay else ()
-        mine = [a for a in self.attempts if a.space.name == space.name and a.decisions]
+        mine = [
+            a
+            for a in self.attempts
+            if a.decisions is None or a.space.name == space.name
+        ]
         compiled = [
             a.measured.compiled_bytes
             for a in (*mine, *written)
@@ -136,11 +150,12 @@ class Search:
         """
         if self._may_stay:
             self._try_plain()
-        if not self.rolled.survey.bodies and not self.attempts:
-            self.compile_plain(donate=self.rolled.may_donate)
-        straight = None
-        if not any(map(self.fits, self.attempts)):
-            straight = as_written(self.rolled, self.budget)
+        donate = self.rolled.may_donate
+        fits = any(map(self.fits, self.log))
+        tried = any(a.donated == donate for a in self.log)
+        if not self.rolled.survey.bodies and not fits and not tried:
+            self.compile_plain(donate=donate)
+        straight = None if fits else as_written(self.rolled, self.budget)
         self.spaces = [*filter(None, (straight,)), self.rolled]
         while (proposal := self._next()) is not None:
             self._compile(proposal)
@@ -154,23 +169,22 @@ class Search:
 
     def _next(self) -> Proposal | None:
         """What to compile next; `None` when there is nothing left worth it."""
-        if not self.rolled.survey.bodies:
-            return None
-        if not any(map(self.fits, self.attempts)):
-            most = MOST_MISSES + len(self.spaces) - 1
-            return self._first() if len(self._planned) < most else None
-        best, compiles = self.best(), self.asked.compiles
+        compiles = self.asked.compiles
         goes_on = (compiles or 0) > MOST_MISSES
-        if best.decisions is None:
-            first = goes_on and not self._planned
-            return self.propose.settled(self.rolled, 1.0) if first else None
-        if len(self.log) >= (compiles or len(self.log) + 1):
+        if self.calls >= (compiles or self.calls + 1):
             return None
+        stays = [a for a in self.log if a.decisions is None and self.fits(a)]
+        if stays and not goes_on:
+            return None
+        planned = self._planned
+        fitting = list(filter(self.fits, planned))
+        if not fitting:
+            most = MOST_MISSES + len(self.spaces) - 1
+            return self._first() if len(planned) < most else None
+        best = min(fitting, key=lambda a: a.measured.step_seconds)
         ways = [self._with_fast_memory(best)] if goes_on else []
-        if goes_on or not self._enough:
-            same = (s for s in self.spaces if s.survey is best.space.survey)
-            space, known = next(same, best.space), self.attempts
-            ways.append(self.propose.beside(best, space, known, changes=goes_on))
+        if goes_on or (len(fitting) == 1 and len(planned) <= MOST_MISSES):
+            ways.append(self.propose.beside(best, planned, changes=goes_on))
         if compiles is None:
             ways.append(self._with_fast_memory(best))
         proposals = (p for way in ways for p in way if not self._tried(p))
@@ -178,20 +192,15 @@ class Search:
 
     @property
     def _planned(self) -> list[Attempt]:
-        return [a for a in self.log if a.decisions is not None]
-
-    @property
-    def _enough(self) -> bool:
-        """Whether one more program that fits was compiled beside the first."""
-        fitting = sum(map(self.fits, self._planned))
-        known = any(map(self.fits, self.known))
-        return fitting > 1 or len(self._planned) > MOST_MISSES + known
+        """Planned programs of its own, compiled now or for another budget."""
+        return [a for a in (*self.log, *self.taken) if a.decisions is not None]
 
     def _first(self) -> Proposal | None:
         """The fastest proposal that is expected to fit, else what needs the least."""
         caution = _CAUTION[min(len(self._planned), len(_CAUTION) - 1)]
         spaces = self.spaces
         while spaces:
+            spaces = [space for space in spaces if space.survey.bodies]
             proposals = [self.propose.settled(space, caution) for space in spaces]
             fitting = [
                 p for p in proposals if p.bytes <= self.budget and not self._tried(p)
@@ -199,7 +208,8 @@ class Search:
             if fitting:
                 return min(fitting, key=lambda p: p.seconds)
             spaces = self._opened()
-        least = [self.propose.least(space) for space in self.spaces]
+        spaces = [space for space in self.spaces if space.survey.bodies]
+        least = [self.propose.least(space) for space in spaces]
         least = [p for p in least if not self._tried(p)]
         if not least:
             return None
@@ -219,15 +229,16 @@ class Search:
 
     def _tried(self, proposal: Proposal) -> bool:
         """Whether decisions were compiled with just these options."""
+        return any(self._same(a, proposal) for a in (*self._planned, *self.left_out))
 
+    def _same(self, one: Attempt | Proposal, other: Proposal) -> bool:
         def key(options: Mapping[str, str | bool]) -> list[tuple[str, str]]:
             return sorted((name, str(value)) for name, value in options.items())
 
-        return any(
-            a.decisions == proposal.decisions
-            and a.space.name == proposal.space.name
-            and key(a.options) == key(proposal.options)
-            for a in (*self.attempts, *self.left_out)
+        return (
+            one.decisions == other.decisions
+            and one.space.name == other.space.name
+            and key(one.options) == key(other.options)
         )
 
     def _with_fast_memory(self, best: Attempt) -> Iterator[Proposal]:
@@ -240,13 +251,13 @@ class Search:
         change = more_fast_memory(self.asked.machine)
         told = change.keys() & {*self.asked.compiler_options, *best.options}
         if change and not told and best.solution is not None:
-            self.asked.say("its kernels get more of the fast memory, once")
             yield Proposal(
                 space=best.space,
                 solution=best.solution,
                 options={**best.options, **change},
                 bytes=best.measured.compiled_bytes,
                 seconds=best.measured.step_seconds,
+                what="its kernels get more of the fast memory, once",
             )
 
     # --- compiling --------------------------------------------------------------------
@@ -257,9 +268,18 @@ class Search:
         **Raises:** the compiler's refusal if there is nothing that could stay.
         """
         space, decisions = proposal.space, proposal.decisions
+        survey = space.survey
+        for known in self.known:
+            if self._same(known, proposal) and known.space.survey is survey:
+                self.taken.append(dataclasses.replace(known, space=space))
+                self._learn(self.taken[-1])
+                return
         number = len(self.log) + 1
-        most = max(number, self.asked.compiles or MOST_MISSES)
+        most = max(number, self.asked.compiles or MOST_MISSES + 1)
+        if proposal.what:
+            self.asked.say(proposal.what)
         self.asked.say(f"compiling plan {number} (at most {most})")
+        self.calls += 1
         correction = space.memory.excess(decisions)
         try:
             measured = compile_and_read(
@@ -284,7 +304,13 @@ class Search:
             measured=measured,
         )
         self.log.append(attempt)
-        space.memory.compiled[decisions] = measured.compiled_bytes
+        self._learn(attempt)
+
+    def _learn(self, attempt: Attempt) -> None:
+        """Takes note of what a program needs and waits for."""
+        space, decisions, measured = attempt.space, attempt.decisions, attempt.measured
+        assert decisions is not None
+        space.memory.learn(decisions, measured.compiled_bytes, measured.host_bytes)
         if measured.inspection is not None:
             expected = evaluate(space.without_stalls(self.budget), decisions)
             found = stalls_of(space.survey, decisions, expected, measured.inspection)
@@ -297,14 +323,14 @@ class Search:
         program.
         """
         line = str(error).splitlines()[0][:300]
-        if any(map(self.fits, self.attempts)):
+        if any(map(self.fits, self.log)):
             self.asked.say(f"a change of the plan is left out: {line}")
             self.left_out.append(proposal)
             return
         space = narrower(proposal.space, error)
         if space is None:
             self.spaces = [s for s in self.spaces if s is not proposal.space]
-            if not self.spaces and not self.attempts:
+            if not self.spaces and not self.log:
                 raise error
             self.asked.say(f"a way to plan is left out: {line}")
             return
@@ -332,19 +358,21 @@ class Search:
         """
         fitting = list(filter(self.fits, self.attempts))
         rival = min((a.measured.step_seconds for a in fitting), default=float("inf"))
-        for plain in self.asked.written.values():
-            if not self._may_stay or not is_straight(self.rolled):
+        written = self.asked.written.values()
+        for one in sorted(written, key=lambda a: a.measured.compiled_bytes):
+            spent = self.calls >= (self.asked.compiles or self.calls + 1)
+            if spent or not self._may_stay or not is_straight(self.rolled):
                 return
-            size, inspection = plain.measured.compiled_bytes, plain.measured.inspection
+            size, inspection = one.measured.compiled_bytes, one.measured.inspection
             nearly = size * (1 - _COMPILER_SAVES) <= self.budget < size
-            takes = plain.measured.step_seconds * _COMPILER_TAKES
+            takes = one.measured.step_seconds * _COMPILER_TAKES
             if not nearly or inspection is None or takes >= rival:
                 continue
             arguments = inspection.memory.device.argument
             options = smaller_chip(self.asked.machine, self.budget, arguments)
             if options and not options.keys() & self.asked.compiler_options.keys():
                 try:
-                    self.compile_plain(donate=plain.donated, options=options)
+                    self.compile_plain(donate=one.donated, options=options)
                 except CompileError as error:
                     line = str(error).splitlines()[0][:300]
                     self.asked.say(f"a change of the plan is left out: {line}")
@@ -357,33 +385,7 @@ class Search:
 
         **Arguments:** `options` tell the compiler of a smaller chip.
         """
-        written = self.asked.written
-        if not options and donate in written:
-            self.log.append(dataclasses.replace(written[donate], space=self.rolled))
-            return self.log[-1]
-        told = " for a smaller chip" if options else ""
-        donated = ", its state donated" * donate
-        self.asked.say(f"compiling the step as it is{told}{donated}")
-        whole = {**(options or {}), **self.asked.compiler_options}
-        measured = compile_and_read(
-            self.rolled.survey,
-            f"as written{told}",
-            None,
-            whole,
-            cache=self.asked.cache,
-            correction=sum(a.measured.excess for a in written.values()),
-            donate=donate,
-        )
-        self.asked.say(outcome(measured, self.budget, self.asked.host_budget))
-        attempt = Attempt(
-            space=self.rolled,
-            decisions=None,
-            solution=None,
-            options=whole,
-            donated=donate,
-            measured=measured,
-        )
+        self.calls += bool(options) or donate not in self.asked.written
+        attempt = plain(self.rolled, self.budget, donate=donate, options=options)
         self.log.append(attempt)
-        if not options:
-            written[donate] = attempt
         return attempt

@@ -55,7 +55,7 @@ Options = Mapping[str, str | bool]
 class Proposal:
     """Decisions for one variant, with what they are expected to come to.
 
-    `sparing` says that memory comes before time, in the compiler's options too.
+    `what` is said of one that is unusual.
     """
 
     space: Space
@@ -63,6 +63,7 @@ class Proposal:
     options: Options
     bytes: int
     seconds: float
+    what: str = ""
 
     @property
     def decisions(self) -> Decisions:
@@ -154,27 +155,22 @@ class Proposer:
     # --- beside a program that fits ---------------------------------------------------
 
     def beside(
-        self,
-        best: Attempt,
-        space: Space,
-        attempts: Iterable[Attempt],
-        *,
-        changes: bool,
+        self, best: Attempt, attempts: Iterable[Attempt], *, changes: bool
     ) -> Iterator[Proposal]:
         """What may be faster than the best program and may fit, likeliest first.
 
-        **Arguments:** `space` is the best program's variant as this budget knows it.
-        With `changes`, also its decisions, or those of a faster program that was too
-        big, with one changed, and its compiler options with one changed.
+        **Arguments:** with `changes`, also its decisions, or those of a faster program
+        that was too big, with one changed, and its compiler options with one changed.
         """
-        yield from self._hopeful(best, space, self._known(space))
+        space = best.space
+        yield from self._hopeful(best, self._known(space))
         if not changes:
             return
         seconds = best.measured.step_seconds
         bases = [best] + [
             a
             for a in attempts
-            if a.space.survey is space.survey
+            if a.space is space
             and a.decisions is not None
             and a.measured.compiled_bytes > self.budget
             and 0 < a.measured.step_seconds < seconds
@@ -184,11 +180,11 @@ class Proposer:
             for base in bases
             for decisions in _neighbours(space, base.decisions or ())
         )
-        yield from self._hopeful(best, space, changed)
+        yield from self._hopeful(best, changed)
         assert best.solution is not None
         for options in alternatives(space.survey.target, best.options):
             yield dataclasses.replace(
-                self._like(best, space, best.solution.decisions),
+                self._like(best, best.solution.decisions),
                 options={**options, **space.asked.compiler_options},
             )
 
@@ -201,14 +197,15 @@ class Proposer:
                 yield decisions, _FAR
 
     def _hopeful(
-        self, best: Attempt, space: Space, others: Iterable[tuple[Decisions, float]]
+        self, best: Attempt, others: Iterable[tuple[Decisions, float]]
     ) -> Iterator[Proposal]:
         """Those that may be faster, and should fit: what is expected first, first.
 
         **Arguments:** `others` with how far predictions for them may be above the
         truth.
         """
-        seconds, problem = best.measured.step_seconds, space.problem(self.budget)
+        space, seconds = best.space, best.measured.step_seconds
+        problem = space.problem(self.budget)
         assert best.decisions is not None
         base = evaluate(problem, best.decisions)
         found: list[tuple[float, float, Decisions]] = []
@@ -226,10 +223,11 @@ class Proposer:
                 found.append((expected, far, decisions))
         for _, far, decisions in sorted(found, key=lambda one: one[0]):
             if space.memory.cautious(decisions, 1.0) / far <= self.budget:
-                yield self._like(best, space, decisions)
+                yield self._like(best, decisions)
 
-    def _like(self, best: Attempt, space: Space, decisions: Decisions) -> Proposal:
+    def _like(self, best: Attempt, decisions: Decisions) -> Proposal:
         """Decisions to be compiled as the best program was."""
+        space = best.space
         assert best.decisions is not None
         assert best.solution is not None
         usual = options_for(space, best.decisions)

@@ -102,9 +102,7 @@ class Space:
             self,
             survey=survey,
             free=surveys[1],
-            memory=dataclasses.replace(
-                self.memory, survey=survey, predictions={}, compiled={}, proposed=set()
-            ),
+            memory=dataclasses.replace(self.memory, survey=survey),
             stalls={},
             proposed={},
             least=set(),
@@ -159,8 +157,6 @@ def rolled_space(asked: Asked, budget: int, least: int) -> Space:
     asked.say(f"surveying {bodies} on {machine.name}")
     free = take_survey(asked.step, asked.specs, step, machine, options, least)
     space = new_space("rolled", asked, budget, free)
-    for staying in free.staying:
-        space.preferences.allow(staying.value)
     _check_matched(space.preferences, recording.left)
     return space
 
@@ -173,6 +169,8 @@ def new_space(name: str, asked: Asked, budget: int, free: Survey) -> Space:
         pin=asked.pin, forbid=asked.forbid, least_bytes=free.least_bytes
     )
     survey = narrowed(free, preferences)
+    for staying in free.staying:
+        preferences.allow(staying.value)
     return Space(
         name=name,
         asked=asked,

@@ -4,7 +4,7 @@ A variant is a survey of its own; the search over them is the same loop.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 
@@ -12,8 +12,11 @@ from .._state._shards import device_bytes
 from .._state._state import search_state
 from .._step._trace import trace_step
 from .._survey._survey import predict, take_survey
+from .._trial._compiled import compile_and_read, outcome
 from .._update._blocks import BlockSize
-from ._space import Space, asks_for_more, new_space, rolled_space
+from ._space import Attempt, Space, asks_for_more, new_space, rolled_space
+
+Options = Mapping[str, str | bool]
 
 _DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
 """How far predictions of layers as they are written may be above the truth.
@@ -52,6 +55,42 @@ def plain_bytes(space: Space, *, donate: bool) -> int:
         _, whole = predict(survey, None, donate=False)
         needed = min(needed, whole.device_total - _returned(space))
     return int(needed / (_DOUBT_UNROLLED if is_straight(space) else _DOUBT))
+
+
+def plain(
+    space: Space, budget: int, *, donate: bool, options: Options | None = None
+) -> Attempt:
+    """The step as it is, compiled, or as it was for another search.
+
+    **Arguments:** `options` tell the compiler of a smaller chip.
+    """
+    asked = space.asked
+    if not options and donate in asked.written:
+        return dataclasses.replace(asked.written[donate], space=space)
+    told = " for a smaller chip" if options else ""
+    asked.say(f"compiling the step as it is{told}{', its state donated' * donate}")
+    whole = {**(options or {}), **asked.compiler_options}
+    measured = compile_and_read(
+        space.survey,
+        f"as written{told}",
+        None,
+        whole,
+        cache=asked.cache,
+        correction=sum(a.measured.excess for a in asked.written.values()),
+        donate=donate,
+    )
+    asked.say(outcome(measured, budget, asked.host_budget))
+    attempt = Attempt(
+        space=space,
+        decisions=None,
+        solution=None,
+        options=whole,
+        donated=donate,
+        measured=measured,
+    )
+    if not options:
+        asked.written[donate] = attempt
+    return attempt
 
 
 def _returned(space: Space) -> int:
@@ -109,6 +148,10 @@ def tight(rolled: Space, budget: int) -> Space | None:
     """
     del budget
     survey, known = dataclasses.replace(rolled.survey, tight=True), rolled.memory
+    plans = [(survey.step_plan(d), rolled.survey.step_plan(d)) for d in rolled.least]
+    alike = [not mine.hosted and mine.stacks == own.stacks for mine, own in plans]
+    if alike and all(alike):
+        return None
     memory = dataclasses.replace(
         known,
         survey=survey,
@@ -135,7 +178,7 @@ def returned(rolled: Space, budget: int) -> Space | None:
     host memory.
     """
     own = rolled.survey
-    if own.state is None or not own.state.read_only:
+    if own.state is None or not own.state.read_only or rolled.refusals:
         return None
     leaves = jax.tree.leaves(own.specs)
     least = own.least_bytes
@@ -172,9 +215,9 @@ def finer(rolled: Space, budget: int) -> Space | None:
     sizes = [device_bytes(spec) for spec in jax.tree.leaves(asked.specs)]
     # One of them may have a gradient that waits for it, of its size.
     freed = 2 * sum(size for size in sizes if size < small)
-    needed = min(map(rolled.memory.expected, rolled.least), default=0)
     least = own.least_bytes // _FINER
-    if asked.donate is False or not least or needed - freed > budget:
+    needed = min(map(rolled.memory.expected, rolled.least), default=own.reserved_bytes)
+    if asked.donate is False or rolled.refusals or not least or needed - freed > budget:
         return None
     asked.say("nothing fits: smaller arrays may be offloaded, too")
     return rolled_space(asked, budget, least)

@@ -149,8 +149,6 @@ def small_bodies(draw, name="layer", most_operations=4):
         operations=tuple(operations),
         forward_seconds=draw(st.integers(0, 8)) / 4,
         backward_seconds=draw(st.integers(0, 12)) / 4,
-        forward_window=draw(st.sampled_from([None, None, 0.25, 2.0])),
-        backward_window=draw(st.sampled_from([None, None, 0.0, 1.5])),
         points=points,
         in_loop=draw(st.integers(0, 4)) > 0,
     )

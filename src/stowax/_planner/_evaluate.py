@@ -158,8 +158,7 @@ def priced(
         rerun = sum(
             body.operations[f].seconds for f in operations_run_again(body, values)
         )
-        forward_window, window = body.windows
-        window += rerun
+        window = body.backward_seconds + rerun
         again += body.count * rerun
         storing += body.count * _storing_seconds(body, chosen)
         hosting += sum(part.seconds for part in updated_on_host(body, chosen))
@@ -167,11 +166,11 @@ def priced(
         transfer += body.count * sum(link)
         forward, backward = max(link[:2]), max(link[2:])
         if depth > 1 or body.phase == "update":
-            exposed += body.count * max(0.0, forward - forward_window)
+            exposed += body.count * max(0.0, forward - body.forward_seconds)
             exposed += body.count * max(0.0, backward - window)
         else:
             exposed += body.count * sum(link)
-        forward_used.append(_share(forward, forward_window))
+        forward_used.append(_share(forward, body.forward_seconds))
         backward_used.append(_share(backward, window))
     if depth > 1 and offloaded and problem.bodies[-1].phase == "layers":
         exposed += offloaded[-1] / problem.link.host_to_device

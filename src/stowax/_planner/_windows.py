@@ -65,13 +65,12 @@ def add_seconds(
                 row |= {c: -much / unit for c, much in rerun.items()}
             builder.row(row | {late: -1.0 / unit}, seconds / unit, name)
 
-        ahead, back_again = body.windows
         for busy in filter(None, forward):
             name = f"forward window of {body.name}"
-            window(busy, columns.late_forward, ahead, name)
+            window(busy, columns.late_forward, body.forward_seconds, name)
         for busy in filter(None, backward):
             name = f"backward window of {body.name}"
-            window(busy, columns.late_backward, back_again, name)
+            window(busy, columns.late_backward, body.backward_seconds, name)
     else:
         for c, passage in passing.items():
             busy = _directions(problem, ({}, {}), {c: passage})

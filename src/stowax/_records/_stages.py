@@ -146,10 +146,9 @@ class Body:
 
     `values[i].index == i` and `operations[i].index == i`; operations stand in an order
     in which they can run. `forward_seconds` and `backward_seconds` are of one run of
-    the body, the backward without any recomputation. Copies hide in these, or in
-    `forward_window` and `backward_window` where a compiled program has said how long
-    the body's loops work. `in_loop` is false for a body that runs once, in
-    straight-line code: nothing can be offloaded there.
+    the body, the backward without any recomputation. Copies hide in these.
+    `in_loop` is false for a body that runs once, in straight-line code: nothing can be
+    offloaded there.
 
     The body of the phase "update" runs once, at the end of the step; its values are
     the step's state, which nothing can compute again. What is kept of it is on the
@@ -169,22 +168,6 @@ class Body:
     in_loop: bool = True
     phase: Phase = "layers"
     host_updates: tuple[HostUpdate, ...] = ()
-    forward_window: float | None = None
-    backward_window: float | None = None
-
-    @property
-    def windows(self) -> tuple[float, float]:
-        """Seconds in which copies hide, forward and backward, nothing computed again.
-
-        >>> Body(name="layer", count=2, values=(), operations=(), points=(),
-        ...      forward_seconds=1.0, backward_seconds=2.0, forward_window=0.8).windows
-        (0.8, 2.0)
-        """
-        forward, backward = self.forward_window, self.backward_window
-        return (
-            self.forward_seconds if forward is None else forward,
-            self.backward_seconds if backward is None else backward,
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

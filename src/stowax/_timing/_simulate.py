@@ -166,13 +166,6 @@ def simulate(
     )
 
 
-def busy_seconds(program: Program, chip: Chip, link: Link, computation: str) -> float:
-    """Seconds that one run of a computation takes, waiting for host copies left out."""
-    clock = _Clock(program, chip, link, duplex=True)
-    _run(clock, program.computations[computation])
-    return clock.now - clock.totals.get("exposed", 0.0)
-
-
 def _assumptions(chip: Chip, link: Link, duplex: bool) -> tuple[str, ...]:
     both = "both directions at once" if duplex else "one direction at a time"
     lines = [

@@ -99,7 +99,7 @@ def _vanished(survey: Survey, inspection: Any, plan: StepPlan) -> dict[str, str]
             if not transfers_named(inspection, scope):
                 lost[scope] = f"{value.name} ({value.source})"
     hosted = plan.hosted.shards if plan.hosted else {}
-    # What the host updates does not cross the link at the update: see `not_on_host`.
+    # What the host updates does not cross the link at the update: see `check_copies`.
     on_host = plan.hosted.on_host if plan.hosted else ()
     written = _written(survey).difference(on_host)
     for i in hosted:

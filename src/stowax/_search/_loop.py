@@ -28,7 +28,7 @@ from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
 from ._propose import SLACK, WORTH, Proposal, Proposer
 from ._space import Attempt, Space, asks_for_more, narrower
-from ._variants import VARIANTS, as_written, is_straight, plain, plain_bytes
+from ._variants import VARIANTS, as_written, is_straight, plain, plain_bytes, returned
 
 MOST_MISSES = 4
 """Programs that are compiled for a plan before one fits."""
@@ -110,7 +110,11 @@ class Search:
 
         In any of the ways that were tried.
         """
-        return min(map(self._smallest_budget, self.spaces or [self.rolled]))
+        spaces = self.spaces or [self.rolled]
+        if returned in self.unopened:  # what a user has of it is another step
+            space = returned(self.rolled, self.budget)
+            spaces = spaces if space is None else [*spaces, space]
+        return min(map(self._smallest_budget, spaces))
 
     def _smallest_budget(self, space: Space) -> tuple[int, Source]:
         """The same of one variant.
@@ -210,13 +214,18 @@ class Search:
             spaces = self._opened()
         spaces = [space for space in self.spaces if space.survey.bodies]
         least = [self.propose.least(space) for space in spaces]
-        least = [p for p in least if not self._tried(p)]
-        if not least:
-            return None
-        proposal = min(least, key=lambda p: p.bytes)
-        predicted = proposal.space.memory.predicted(proposal.decisions)
-        hopeless = min(predicted, proposal.bytes) > self.budget
-        return None if hopeless and self._planned else proposal
+        hopeful = [p for p in least if not self._tried(p) and self._is_open(p)]
+        return min(hopeful, key=lambda p: p.bytes, default=None)
+
+    def _is_open(self, proposal: Proposal) -> bool:
+        """Whether what needs least of a variant may fit, or was never compiled.
+
+        One program of each says what the smallest budget is.
+        """
+        memory, space = proposal.space.memory, proposal.space
+        predicted = memory.predicted(proposal.decisions)
+        may_fit = min(predicted, proposal.bytes) <= self.budget
+        return may_fit or all(a.space is not space for a in self._planned)
 
     def _opened(self) -> list[Space]:
         """The next variant that there is, opened."""

@@ -204,6 +204,13 @@ def test_vocabularies_are_cut_evenly_where_blocks_need_be_no_tiles(rows, blocks)
     assert "cannot be cut evenly" in tiled
 
 
+def test_larger_blocks_are_none_that_are_too_large():
+    """Of 8 × 3 × 10007 rows 24 are few, and 80056 more than a block may be."""
+    cut = cut_leaf((240168, 512), (240168, 512), [4], BlockSize())
+    assert isinstance(cut, Cut)
+    assert cut.block == (24, 512)
+
+
 def test_a_prime_number_of_rows_is_not_cut_in_single_ones():
     shape = 1021, 2048
     for platform in ("gpu", "tpu"):

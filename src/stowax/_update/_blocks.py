@@ -224,7 +224,8 @@ def _cut_along(
         if axis in axes and current > target and whole % mine == 0:
             rows = size.tiled and axis == len(shape) - 2
             tile = _ROW_BYTES // min(itemsizes) if rows else 1
-            part = _part(mine, math.ceil(current / target), max(1, tile))
+            most = mine * size.largest_bytes // current
+            part = _part(mine, math.ceil(current / target), max(1, tile), most)
         current = current // mine * part
         if part == mine:
             view.append((whole,))
@@ -235,11 +236,11 @@ def _cut_along(
     return Cut(view=tuple(view), block=tuple(block))
 
 
-def _part(length: int, pieces: int, multiple: int) -> int:
+def _part(length: int, pieces: int, multiple: int, most: int) -> int:
     """The largest even part of an axis that makes `pieces`, or the smallest at all.
 
-    Where that is far smaller, and a larger one is nearer to what is wanted, that one: a
-    vocabulary of 30522 is cut in 6 parts, not in 5087.
+    Where that is far smaller, and a larger one, up to `most`, is nearer to what is
+    wanted, that one: a vocabulary of 30522 is cut in 6 parts, not in 5087.
     """
     parts = [p for p in _divisors(length) if p % multiple == 0 and p < length]
     smaller = [p for p in parts if length // p >= pieces]
@@ -248,7 +249,7 @@ def _part(length: int, pieces: int, multiple: int) -> int:
         return max(smaller, default=min(larger, default=length))
     wanted, below, above = length / pieces, smaller[-1], larger[0]
     far = below * _FAR < wanted and above / wanted < wanted / below
-    return above if far else below
+    return above if far and above <= most else below
 
 
 def _divisors(length: int) -> list[int]:

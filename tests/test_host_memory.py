@@ -112,6 +112,22 @@ def test_what_minds_host_memory_itself_is_left_alone(pair):
     np.testing.assert_array_equal(jax.jit(doubled)(there), 2 * here)
 
 
+def test_what_writes_into_host_memory_in_a_loop_is_left_alone(pair):
+    """State that is streamed by hand, a block at a time: it could not be on a device."""
+    there, here = pair
+
+    def streamed(x):
+        def body(i, x):
+            block = jax.lax.dynamic_slice_in_dim(x, i, 1)
+            block = jax.device_put(2 * jax.device_put(block, DEVICE), HOST)
+            return jax.lax.dynamic_update_slice_in_dim(x, block, i, 0)
+
+        return jax.lax.fori_loop(0, len(x), body, x)
+
+    found = jax.jit(streamed)(there)
+    np.testing.assert_array_equal(np.asarray(found), 2 * np.asarray(here))
+
+
 def test_jitted_functions_in_others_say_it_for_them(pair):
     there, _ = pair
     inner = jax.jit(lambda x: 2 * x, out_shardings=there.sharding)

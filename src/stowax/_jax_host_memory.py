@@ -172,6 +172,11 @@ def _inferring(infer: Callable[..., Any]) -> Callable[..., Any]:
             found = infer(fun, info, *_mapped(_spec, info, args, kwargs))
         except PlanMismatchError:  # a plan's program within it wants what is there
             return infer(fun, info, args, kwargs)
+        except (TypeError, ValueError) as error:
+            if _is_about_memory(error):  # it moves what it is given by itself
+                with contextlib.suppress(TypeError, ValueError):
+                    return infer(fun, info, args, kwargs)
+            raise
         if _minds(found[0].params["jaxpr"]):
             with contextlib.suppress(Exception):  # it may mind something else only
                 return infer(fun, info, args, kwargs)

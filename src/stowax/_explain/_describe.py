@@ -223,9 +223,9 @@ def notes(
     if unrolled:
         found.insert(
             0,
-            "the layers of its Python loop run as they are written: it is enough that "
-            "optimizer state leaves the device. Pin an activation or a parameter to "
-            "'offload' or 'recompute' to have them run as a loop",
+            "the layers of its Python loop run one after the other, as they are "
+            "written: nothing of them has to leave the device. Pin an activation or a "
+            "parameter to 'offload' to have them run as a loop",
         )
     left = survey.step.recording.left
     if left:

@@ -48,6 +48,7 @@ from ._passes import (
     run_plain,
 )
 from ._stack import Stack, Stored
+from ._straight import backward_straight, forward_straight, plain_straight
 
 Boundary = MutableMapping[str, "Emission"] | None
 """Where loops are registered; `None` for loops that are emitted as they are."""
@@ -111,6 +112,8 @@ def emit_plain(
     stack: Stack, consts: Any, carry: Any, per_layer: Any, boundary: Boundary
 ) -> Any:
     """`run_plain`, as an equation of its own with a `boundary`."""
+    if stack.as_written:
+        return plain_straight(stack, consts, carry, per_layer)
 
     def build(arguments: Any, plan: HostPlan) -> Any:
         consts, carry, per_layer = arguments
@@ -132,6 +135,10 @@ def emit_forward(
     boundary: Boundary,
 ) -> Any:
     """`run_forward`, as an equation of its own with a `boundary`."""
+    if stack.as_written:
+        return forward_straight(
+            stack, body, stored, consts, carry, per_layer, label=label
+        )
 
     def build(arguments: Any, plan: HostPlan) -> Any:
         consts, carry, per_layer = arguments
@@ -162,6 +169,8 @@ def emit_backward(
     boundary: Boundary,
 ) -> Any:
     """`run_backward`, as an equation of its own with a `boundary`."""
+    if stack.as_written:
+        return backward_straight(stack, body, consts, per_layer, kept, cotangents)
 
     def build(arguments: Any, plan: HostPlan) -> Any:
         consts, per_layer, kept, cotangents = arguments

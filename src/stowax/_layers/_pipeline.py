@@ -69,6 +69,7 @@ def run_stack(
     choose: Choose,
     linearize: Linearize,
     row_major: bool = False,
+    as_written: bool = False,
     label: bool = False,
     boundary: MutableMapping[str, Emission] | None = None,
 ) -> tuple[list[Any], list[Any], list[Any]]:
@@ -76,15 +77,17 @@ def run_stack(
 
     **Arguments:** `per_layer` holds one stacked array per input, or, for a `separate`
     stack, one sequence of `count` arrays per input. **Returns:** final carry, the
-    per-layer outputs stacked along their first axis, and the constants, handed through:
-    what reads them later should read these (see `LinearizedBody`: their cotangents are
-    then added in the order of plain JAX).
+    per-layer outputs stacked along their first axis (a list each where they run
+    `as_written`), and the constants, handed through: what reads them later should read
+    these (see `LinearizedBody`: their cotangents are then added in the order of plain
+    JAX).
 
     With a `boundary`, each of the stack's loops is one `jit` equation of the traced
     step, and `boundary` receives, under that equation's name, what is needed to emit
     the loop again with weights and gradients in host memory (see `Emission`).
     """
-    stack = dataclasses.replace(stack, row_major=row_major)
+    as_written = as_written and stack.separate
+    stack = dataclasses.replace(stack, row_major=row_major, as_written=as_written)
     split = stack.const_count, stack.const_count + stack.carry_count
 
     def by_kind(inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -124,7 +127,7 @@ def run_stack(
         of_carry, of_ys, of_consts = cotangents
         cotangents = (
             [_instantiate(of_carry[k]) for k in active.carry_out],
-            [_instantiate(of_ys[k]) for k in active.y_out],
+            [_instantiated(of_ys[k]) for k in active.y_out],
             [_instantiate(of_consts[i]) for i in active.consts],
         )
         of_carry, of_consts, of_layers = emit_backward(
@@ -175,6 +178,13 @@ def _spread(
         if stack.separate and grads[j] is None:
             grads[j] = [None] * len(xs)
     return grads
+
+
+def _instantiated(of_layers: Any) -> Any:
+    """The cotangent of a per-layer output, an array or a list of one per layer."""
+    if isinstance(of_layers, list):
+        return [_instantiate(ct) for ct in of_layers]
+    return _instantiate(of_layers)
 
 
 def _instantiate(cotangent: Any) -> Any:

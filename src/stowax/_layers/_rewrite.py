@@ -32,12 +32,14 @@ class Options:
     """How marked functions are read.
 
     `keep_checkpoint` leaves the user's own `jax.checkpoint` calls inside repeated
-    bodies as they are; `roll` looks for the repeating blocks of unrolled loops;
-    `row_major` fixes how stored values lie in memory (see `Stack.lay_out`).
+    bodies as they are; `roll` looks for the repeating blocks of unrolled loops, which
+    become loops unless they run `as_written`; `row_major` fixes how stored values lie
+    in memory (see `Stack.lay_out`).
     """
 
     keep_checkpoint: bool = False
     roll: bool = True
+    as_written: bool = False
     row_major: bool = False
 
 
@@ -102,6 +104,7 @@ def run_call(
         choose=choose,
         linearize=linearize,
         row_major=options.row_major,
+        as_written=options.as_written,
         label=label,
         boundary=boundary,
     )

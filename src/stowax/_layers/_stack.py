@@ -27,7 +27,8 @@ class Stack:
     outputs are the carry and per-layer outputs. `separate` per-layer inputs come as one
     array per layer (an unrolled model), others stacked along their first axis (a scan).
     `source` says where the user wrote it. With `row_major`, stored values lie in memory
-    as their shapes say, whatever the compiler would like (see `lay_out`).
+    as their shapes say, whatever the compiler would like (see `lay_out`). Layers that
+    are `as_written` are no loop (see `_straight`).
     """
 
     name: str
@@ -39,6 +40,7 @@ class Stack:
     reverse: bool = False
     separate: bool = False
     row_major: bool = False
+    as_written: bool = False
 
     def lay_out(self, value: Any) -> Any:
         """`value`, to be stored or just read, in the order in which it is stored.

@@ -49,6 +49,7 @@ def put_into_effect(
         Options(
             keep_checkpoint=plan.keep_checkpoint,
             roll=plan.roll,
+            as_written=plan.as_written,
             row_major=plan.row_major,
         ),
         donate=plan.donate_argnums,

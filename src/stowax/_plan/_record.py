@@ -60,6 +60,7 @@ def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
         "compile_only": machine.compile_only,
         "keep_checkpoint": options.keep_checkpoint,
         "roll": options.roll,
+        "as_written": options.as_written,
         "row_major": options.row_major,
         "late": not survey.tight,
         "gradients_on_host": survey.gradients_on_host,

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 from .._records._lowered import Graph
 from ._flatten import Block, Flat, Node, flatten
-from ._fusion import GPU_RULES, TPU_RULES, short_name
+from ._fusion import GPU_RULES, TPU_RULES
 from ._liveness import BlockWalk, Slot
 
 
@@ -60,7 +60,7 @@ def predict_memory(
 
     **Arguments:** `graph` from `_mlir.read_graph`; `platform` is `"tpu"`, `"gpu"` or
     `"cpu"`, whose compilers fuse differently (see `Rules`); `layers` is the named scope
-    that loops over layers are under.
+    that layers are under.
     """
     flat = flatten(graph)
     rules = TPU_RULES if platform == "tpu" else GPU_RULES
@@ -70,7 +70,7 @@ def predict_memory(
     slots = [Slot(argument=aliases.get(i), number=i) for i in range(len(entry.results))]
     entry_walk = BlockWalk(flat, rules, entry, slots)
     temp, host_temp, peak_at, profile = entry_walk.peak()
-    until = _last_loop(entry, layers) + 1 if layers else 0
+    until = _last_of(entry, layers) + 1 if layers else 0
     layers_temp = max(entry_walk.alive[:until], default=temp)
     # A step that ends with the loop (gradients only) needs nothing after it.
     update_temp = max(entry_walk.alive[until:], default=0 if until else temp)
@@ -109,12 +109,12 @@ def predict_memory(
     )
 
 
-def _last_loop(block: Block, scope: str) -> int:
-    """Where in the block the last loop under this scope is, -1 if there is none."""
+def _last_of(block: Block, scope: str) -> int:
+    """Where in the block the last layer under this scope ends, -1 if there is none."""
 
     def has(node: Node) -> bool:
-        own = short_name(node.name) == "while" and scope in node.scope
-        return own or any(has(n) for inner in node.blocks for n in inner.nodes)
+        inner = (n for inner in node.blocks for n in inner.nodes)
+        return scope in node.scope or any(map(has, inner))
 
     return max((t for t, node in enumerate(block.nodes) if has(node)), default=-1)
 

@@ -16,7 +16,7 @@ from .._files import write_whole
 from .._record_json import NotSuchARecord, record_of
 from ._stages import Decision, Outcome, Role
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -138,8 +138,9 @@ class PlanRecord:
     spent waiting for host copies; `model_seconds` is what the planner expected. `gap`
     is the distance to the proven bound under the planner's model. `smallest_budget` is
     the least that any plan needs that the `pins` and `forbid` allow, of a program that
-    was compiled or, by `smallest_budget_is`, only predicted. `keep_checkpoint`, `roll`
-    and `row_major` are how the step is read and run (`_rewrite.Options`),
+    was compiled or, by `smallest_budget_is`, only predicted. `keep_checkpoint`,
+    `roll`, `as_written` and `row_major` are how the step is read and run
+    (`_rewrite.Options`),
     `lean` and `late` are how parameters in host memory are fetched and their gradients
     written (`_passes.HostPlan`), `gradients_on_host` says that those which the step
     returns of such parameters come in host memory, `least_bytes` is what is worth a
@@ -178,6 +179,7 @@ class PlanRecord:
     compiler_options: dict[str, str | bool | int | float]
     keep_checkpoint: bool
     roll: bool
+    as_written: bool
     row_major: bool
     lean: bool
     late: bool

@@ -59,7 +59,7 @@ class Space:
     @property
     def as_written(self) -> bool:
         """Whether the layers of a Python loop run as they are written."""
-        return not self.survey.options.roll and self.asked.roll
+        return self.survey.options.as_written
 
     @property
     def host_left(self) -> int:

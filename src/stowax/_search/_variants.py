@@ -14,7 +14,7 @@ from .._step._trace import trace_step
 from .._survey._survey import predict, take_survey
 from .._trial._compiled import compile_and_read, outcome
 from .._update._blocks import BlockSize
-from ._space import Attempt, Space, asks_for_more, new_space, rolled_space
+from ._space import Attempt, Space, new_space, rolled_space
 
 Options = Mapping[str, str | bool]
 
@@ -107,25 +107,16 @@ def _returned(space: Space) -> int:
 
 
 def as_written(rolled: Space, budget: int) -> Space | None:
-    """Layers of a Python loop as they are: what can leave is optimizer state.
+    """Layers of a Python loop as they are, each value of them kept or recomputed.
 
-    Weights are not picked for one layer at a time, and the compiler fuses across
-    layers. Not where more is wanted, or could not be enough.
+    What can leave is optimizer state: in straight-line code XLA drops other copies. But
+    no weights are picked for one layer at a time, no gradients stacked, and the
+    compiler fuses across layers. Not where more is wanted.
     """
-    if not is_straight(rolled) or asks_for_more(
-        rolled, lambda value: value.role != "optimizer state"
-    ):
-        return None
-    movable = sum(
-        value.bytes
-        for body in rolled.survey.bodies
-        for value in body.values
-        if value.role == "optimizer state" and "offload" in value.allowed
-    )
-    if not movable or plain_bytes(rolled, donate=rolled.may_donate) - movable > budget:
+    if not is_straight(rolled) or _wants_a_loop(rolled):
         return None
     own = rolled.survey
-    options = dataclasses.replace(own.options, roll=False)
+    options = dataclasses.replace(own.options, as_written=True)
     step = trace_step(own.step.recording, own.specs, options)
     free = take_survey(
         own.function, own.specs, step, own.target, options, own.least_bytes
@@ -137,6 +128,16 @@ def as_written(rolled: Space, budget: int) -> Space | None:
     space.memory.doubt = 1.0 if known else _DOUBT_UNROLLED
     space.memory.plain = sum(a.measured.excess for a in known.values())
     return space
+
+
+def _wants_a_loop(rolled: Space) -> bool:
+    """Whether the user wants something of the layers in host memory."""
+    return any(
+        value.needed and not value.available and value.allowed == {"offload"}
+        for body in rolled.survey.bodies
+        for value in body.values
+        if value.role != "optimizer state"
+    )
 
 
 def tight(rolled: Space, budget: int) -> Space | None:

@@ -77,7 +77,8 @@ def make_body(
         if operation is None or _jax.has_effects(program.nodes[operation].equation):
             allowed.discard("recompute")
         large = len(aval.shape) >= 2 and placement.bytes >= least_bytes
-        if not (platform != "cpu" and is_float(aval) and large):
+        travels = platform != "cpu" and is_float(aval) and not stack.as_written
+        if not (travels and large):
             allowed.discard("offload")
         source = _value_source(program, index)
         value = Value(
@@ -114,6 +115,7 @@ def make_body(
         forward_seconds=_forward_seconds(traced, costs),
         backward_seconds=costs.backward_seconds,
         points=points,
+        in_loop=not stack.as_written,
     )
 
 

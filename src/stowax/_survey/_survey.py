@@ -257,6 +257,8 @@ def stored_bytes(
 def _all_stored(step: Step, body: Body) -> float:
     """Seconds of storing in the step as it was traced, which keeps everything."""
     traced = step.stacks[body.name]
+    if not body.in_loop:  # operations write what they make, as their prices say
+        return 0.0
     return sum(
         body.values[i].keep_seconds for i in store_all(traced.stack, traced.body)
     )

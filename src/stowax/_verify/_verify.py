@@ -130,6 +130,7 @@ def _verified(
     options = Options(
         keep_checkpoint=plan.keep_checkpoint,
         roll=plan.roll,
+        as_written=plan.as_written,
         row_major=plan.row_major,
     )
     traced = trace_step(step, args, options)

@@ -1,0 +1,148 @@
+"""The layers of a Python loop as they are written: one after the other, no loop.
+
+What a person gets by `jax.checkpoint` around each block, with any set of values kept.
+Nothing of a layer moves to the host here: in straight-line code XLA folds the round
+trip away. But no weights are picked by layer, no gradients stacked and taken apart, and
+the compiler fuses across layers. The passes do what those of `_passes` do, in the same
+order, so numbers are the same to the bit.
+
+What is computed again is computed of operands behind a barrier that also holds the
+layer's cotangents. Without one, XLA would find that the forward pass has computed the
+same, and keep that; and nothing is computed again before the backward pass is there.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from .._jaxprs._jaxpr import Program, evaluate
+from ._linearize import LinearizedBody
+from ._passes import Activity, Cotangents
+from ._stack import LOOP_SCOPE, Stack, Stored, scope_name, ways
+
+Straight = list[dict[int, Any]]
+"""What the forward pass leaves for the backward one: by layer, what is kept."""
+
+
+def plain_straight(
+    stack: Stack, consts: Sequence[Any], carry: Sequence[Any], per_layer: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The final carry, and the per-layer outputs as a list each; nothing stored."""
+    carry, made = list(carry), []
+    with jax.named_scope(LOOP_SCOPE):
+        for layer in range(stack.count):
+            given = [*consts, *carry, *(x[layer] for x in per_layer)]
+            out = evaluate(stack.body, given)
+            carry = out[: stack.carry_count]
+            made.append(out[stack.carry_count :])
+    return carry, _by_output(made)
+
+
+def forward_straight(
+    stack: Stack,
+    body: LinearizedBody,
+    stored: Stored,
+    consts: Sequence[Any],
+    carry: Sequence[Any],
+    per_layer: Sequence[Any],
+    *,
+    label: bool = False,
+) -> tuple[list[Any], list[Any], Straight]:
+    """The final carry, the per-layer outputs as a list each, and what is stored."""
+    keep, *moving = ways(stored)
+    assert not any(moving), "straight-line code keeps and recomputes only"
+    wanted = list(dict.fromkeys([*body.output_numbers, *keep]))
+
+    def scope(position: int) -> Any:
+        return jax.named_scope(scope_name(stack.name, position))
+
+    carry, made, kept = list(carry), [], []
+    with jax.named_scope(LOOP_SCOPE):
+        for layer in range(stack.count):
+            given = [*consts, *carry, *(x[layer] for x in per_layer)]
+            values = body.forward.run(
+                wanted,
+                dict(enumerate(given)),
+                effects=True,
+                scope=scope if label else None,
+            )
+            out = body.outputs(values)
+            carry = out[: stack.carry_count]
+            made.append(out[stack.carry_count :])
+            kept.append({n: values[n] for n in keep})
+    return carry, _by_output(made), kept
+
+
+def backward_straight(
+    stack: Stack,
+    body: LinearizedBody,
+    consts: Sequence[Any],
+    per_layer: Sequence[Any],
+    kept: Straight,
+    cotangents: Cotangents,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Cotangents of the active carry, constants and per-layer inputs, in that order.
+
+    Those of per-layer inputs are a list each.
+    """
+    active = Activity(stack, body)
+    ct_carry, ct_ys, totals = (list(part) for part in cotangents)
+    made: list[list[Any]] = []
+    with jax.named_scope(LOOP_SCOPE):
+        for layer in reversed(range(stack.count)):
+            inputs = enumerate(per_layer, start=stack.first_layer_input)
+            at_hand = dict(enumerate(consts)) | {i: x[layer] for i, x in inputs}
+            at_hand |= kept[layer]
+            given = [*ct_carry, *(ct[layer] for ct in ct_ys)]
+            values, given = _residuals(stack, body, at_hand, given)
+            grads = body.pull_back(values, given, totals)
+            by_input = dict(zip(body.active_inputs, grads, strict=True))
+            totals = [by_input[i] for i in active.consts]
+            ct_carry = [by_input[i] for i in active.carry]
+            made.append([by_input[i] for i in active.layers])
+    return ct_carry, totals, _by_output(made[::-1])
+
+
+def _residuals(
+    stack: Stack,
+    body: LinearizedBody,
+    at_hand: Mapping[int, Any],
+    cotangents: list[Any],
+) -> tuple[dict[int, Any], list[Any]]:
+    """What a layer's backward pass reads, and its cotangents, behind the barrier."""
+    program = body.forward
+    again = [n for n in body.residuals if n not in at_hand]
+    values = {n: at_hand[n] for n in body.residuals if n in at_hand}
+    at_hand = {**at_hand, **_same_in_all(stack, program, again, at_hand)}
+    run = program.closure(again, {**program.constants(), **at_hand})
+    read = dict.fromkeys(i for k in run for i in program.nodes[k].inputs)
+    operands = [i for i in read if i in at_hand]
+    if operands:
+        held, cotangents = jax.lax.optimization_barrier(
+            ([at_hand[i] for i in operands], cotangents)
+        )
+        at_hand |= dict(zip(operands, held, strict=True))
+    return values | program.run(again, at_hand), cotangents
+
+
+def _same_in_all(
+    stack: Stack, program: Program, wanted: Sequence[int], at_hand: Mapping[int, Any]
+) -> dict[int, Any]:
+    """What `wanted` needs that depends on constants alone: a mask, a table of angles.
+
+    That is the same in every layer, and XLA computes it once.
+    """
+    fixed = {*range(stack.const_count), *program.constants()}
+    made: list[int] = []
+    for k in program.closure(wanted, {**program.constants(), **at_hand}):
+        node = program.nodes[k]
+        if all(i is None or i in fixed for i in node.inputs):
+            fixed.update(node.outputs)
+            made += node.outputs
+    return program.run(made, {i: at_hand[i] for i in range(stack.const_count)})
+
+
+def _by_output(by_layer: Sequence[Sequence[Any]]) -> list[Any]:
+    """Lists of one value per layer, of lists of one value per output."""
+    return [list(values) for values in zip(*by_layer, strict=True)]

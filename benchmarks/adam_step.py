@@ -9,7 +9,7 @@ outputs - aliased + temporaries of the compiled program, seconds come from its s
 Prints a table. Bars: streamed, at most 3.07 GiB on h200 and 2.45 GiB on v5p-8; on
 v5p-8, where the update waits for the link, waiting at most 1.1 times what the bytes of
 the busier direction take. The second is missed by 0.04, with all of the state off the
-device: libtpu's temporaries add up places that overlap (docs/architecture.md).
+device: libtpu's temporaries add up places that overlap (docs/notes.md).
 """
 
 import os

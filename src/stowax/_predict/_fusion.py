@@ -129,7 +129,7 @@ class Rules:
       loses sight of an array as soon as a loop carries it. Found by varying layers,
       widths, vocabulary, stored values, donation and frozen weights in 28 scanned steps
       (within 16 MiB where the loop's body is predicted right), and held against
-      policies by hand of the benchmarks (`docs/architecture.md`; v5p and v6e, libtpu
+      policies by hand of the benchmarks (`docs/notes.md`; v5p and v6e, libtpu
       0.0.42.1). A chip that has only the heap is enough. The host's memory is counted
       so, too: that of offloaded values again, once gradients go there.
     """

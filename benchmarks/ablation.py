@@ -111,9 +111,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no policies by hand": {"_search._propose.policies": lambda _: {}},
     "no other variants": {"_search._loop.VARIANTS": ()},
     "layers never as written": {"_search._loop.as_written": _nothing},
-    "nothing left to the compiler": {
-        "_search._loop.Search._left_to_the_compiler": _nothing
-    },
     "storing costs nothing": {"_survey._survey.with_storing": _same},
     "copies travel alike": {"_survey._survey.ways_to_store": _plain},
 }

@@ -39,7 +39,7 @@ from benchmarks import (
 from benchmarks.comparison_plans import TINY, PlansOf
 from benchmarks.comparison_policies import PLAN, XLA
 from benchmarks.comparison_workloads import WORKLOADS, made
-from stowax._survey._options import smaller_chip
+from stowax._hardware._gpu_targets import GPU_CHIPS, gpu_memory_bytes
 
 BUDGETS = 8
 LINES = _record.RESULTS / "comparison.jsonl"
@@ -130,6 +130,26 @@ def policy_cell(
         what = made(name, target, known[plain]())
     options = comparison_policies.options_for(policy, target) | (more or {})
     return compiled(name, target, what, options)
+
+
+_ALLOWED = 0.8
+"""Part of a GPU's memory that XLA's rematerialization takes for the whole."""
+
+
+def smaller_chip(target: Any, budget: int, arguments: int) -> dict[str, str] | None:
+    """Options that make XLA believe in a chip with `budget` bytes, and rematerialize.
+
+    A GPU's compiler takes a percentage of four fifths of the memory less the step's
+    `arguments` (bytes). `None` where they leave nothing, and for chips without figures.
+    """
+    if target.platform == "tpu":
+        reserved = max(0, target.device_bytes - budget)
+        return {"xla_tpu_user_reserved_hbm_bytes": str(reserved)}
+    if target.platform != "gpu" or target.chip.key not in GPU_CHIPS:
+        return None
+    room = _ALLOWED * gpu_memory_bytes(target.chip.key) - arguments
+    percent = int(100 * (budget - arguments) / room)
+    return {"xla_gpu_memory_limit_slop_factor": str(percent)} if percent > 0 else None
 
 
 def xla_cell(

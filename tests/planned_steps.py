@@ -6,6 +6,7 @@ compares the planned step with the plain one: to the bit without fusion
 """
 
 import contextlib
+import dataclasses
 import random
 
 import jax
@@ -52,6 +53,12 @@ def at_random(seed):
         return stored
 
     return choose
+
+
+def kept_at_random(seed):
+    """The same, nothing in host memory: for layers that run as they are written."""
+    choose = at_random(seed)
+    return lambda stack, body: dict.fromkeys(choose(stack, body), "keep")
 
 
 def _unreachable(stack, body, stored):
@@ -161,8 +168,12 @@ def check(
     with unfused():
         separate = step(*fresh(args))
     chosen = [CHOICES[c] for c in choices] + [at_random(seed) for seed in seeds]
-    for choose in chosen:
-        run = planned(step, args, choose, options, traced)
+    runs = [planned(step, args, choose, options, traced) for choose in chosen]
+    if any(found.stack.separate for found in traced.stacks.values()):
+        straight = dataclasses.replace(options, as_written=True)
+        for choose in (recompute_all, kept_at_random(0)):
+            runs.insert(0, planned(step, args, choose, straight))
+    for run in runs:
         if exact is not None:
             with unfused():
                 got = run(*fresh(args))

@@ -16,7 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from planned_steps import assert_close, assert_same_bits, at_random, unfused
+from planned_steps import (
+    assert_close,
+    assert_same_bits,
+    at_random,
+    kept_at_random,
+    unfused,
+)
 from stowax._layers._rewrite import Options, Rewriter
 from stowax._mark import stow
 from stowax._step._recording import record
@@ -113,19 +119,20 @@ def make_step(program, count, unrolled):
     return lambda *args: jax.value_and_grad(loss, argnums=(0, 1))(*args)
 
 
-def planned(step, count, unrolled, seed):
+def planned(step, count, how, seed):
     """The step under random decisions, without the trace that a plan starts from."""
-    decide = at_random(seed)
+    options = Options(as_written=how == "loop as written")
+    decide = kept_at_random(seed) if options.as_written else at_random(seed)
 
     def choose(stack, body):
-        assert unrolled or stack.count == count
+        assert how != "scan" or stack.count == count
         return decide(stack, body)
 
     def run(*args):
         leaves, structure = jax.tree.flatten(args)
         recording = record(step, leaves, structure)
         assert not recording.left
-        out = recording.replay(Rewriter(choose, Options()), leaves)
+        out = recording.replay(Rewriter(choose, options), leaves)
         return jax.tree.unflatten(recording.outputs, out)
 
     return run
@@ -136,13 +143,14 @@ def planned(step, count, unrolled, seed):
 @given(
     program=layers,
     count=st.integers(2, 3),
-    unrolled=st.booleans(),
+    how=st.sampled_from(["scan", "rolled loop", "loop as written"]),
     seed=st.integers(0, 2**16),
 )
-def test_random_steps_to_the_bit(program, count, unrolled, seed):
+def test_random_steps_to_the_bit(program, count, how, seed):
+    unrolled = how != "scan"
     step, args = make_step(program, count, unrolled), arguments(count)
     with unfused():
-        got, expected = planned(step, count, unrolled, seed)(*args), step(*args)
+        got, expected = planned(step, count, how, seed)(*args), step(*args)
     if unrolled:
         # A loop may be rolled within its layers. What a stack starts from is then read
         # elsewhere too, and its cotangents are added in another order.
@@ -157,12 +165,12 @@ def test_random_steps_to_the_bit(program, count, unrolled, seed):
 @given(
     program=layers,
     count=st.integers(2, 3),
-    unrolled=st.booleans(),
+    how=st.sampled_from(["scan", "rolled loop", "loop as written"]),
     seed=st.integers(0, 2**16),
 )
-def test_random_steps_compiled(program, count, unrolled, seed):
+def test_random_steps_compiled(program, count, how, seed):
     # XLA leaves out some roundings to half precision, in each program others.
     program = [one for one in program if one[0] != "half"] or [("tanh", 0)]
-    step, args = make_step(program, count, unrolled), arguments(count)
-    run = jax.jit(planned(step, count, unrolled, seed))
+    step, args = make_step(program, count, how != "scan"), arguments(count)
+    run = jax.jit(planned(step, count, how, seed))
     assert_close(run(*args), jax.jit(step)(*args))

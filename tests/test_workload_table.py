@@ -23,8 +23,8 @@ from benchmarks import (
     comparison_programs,
     comparison_table,
 )
+from benchmarks.comparison import smaller_chip
 from benchmarks.comparison_workloads import WORKLOADS, made
-from stowax._survey._options import smaller_chip
 from stowax._target._compiled import LoweredProgram
 from stowax._timing._simulate import simulate
 

@@ -44,19 +44,28 @@ class Drawn:
         return jax.tree.unflatten(structure, [put(a, k, mesh) for a, k in pairs])
 
 
-def surveyed(step, args, keywords, wishes, budget):
+def surveyed(step, args, keywords, wishes, budget, *, as_written=False):
     """What is open for `step`, values and state, where it may take `budget` bytes.
+
+    With `as_written`, layers of a Python loop run as they are written.
 
     **Raises:** what `stowax.plan` would meet, and run the step as it is written for.
     """
     attached = wishes.target in ("cpu", "gpu")
     target = find_target(wishes.target if attached else "h200")
     specs = target.specs(*in_order(step, args, keywords))
-    options = Options(keep_checkpoint=wishes.keep_checkpoint, roll=wishes.roll)
+    options = Options(
+        keep_checkpoint=wishes.keep_checkpoint, roll=wishes.roll, as_written=as_written
+    )
     traced = trace_step(record_for(step, specs), specs, options)
     whole = sum(device_bytes(spec) for spec in jax.tree.leaves(specs))
     least = least_bytes(budget, whole)
     return take_survey(step, specs, traced, target, options, least)
+
+
+def has_a_loop(survey: Survey) -> bool:
+    """Whether there are layers that could run as they are written."""
+    return any(traced.stack.separate for traced in survey.step.stacks.values())
 
 
 def pins_that_hold(survey: Survey, pin):

@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
 import re
 import time
@@ -21,7 +22,7 @@ from stowax._errors import MisfitError
 from .build import build, surroundings
 from .choosers import SeededChooser
 from .compare import difference, moved, on_host, rounding_of
-from .decide import draw_decisions, pins_that_hold, surveyed
+from .decide import draw_decisions, has_a_loop, pins_that_hold, surveyed
 
 STEPS = 5
 OUTCOMES = ("planned", "as written", "refused", "wrong", "foreign", "same error")
@@ -252,16 +253,22 @@ def _verdicts(plain, wishes, front, decisions):
     verdict = _judged(plain, options, front, entry)
     yield dataclasses.replace(verdict, dropped=dropped)
     if plain.error is None and survey is not None and survey.bodies:
+        straight = functools.cache(
+            lambda: _surveyed(plain, wishes, options["budget"], as_written=True)
+        )
         for number in range(decisions):
-            yield _under_decisions(plain, survey, number)
+            written = number % 2 and has_a_loop(survey)
+            found = (straight() if written else None) or survey
+            yield _under_decisions(plain, found, number)
 
 
-def _surveyed(plain, wishes, budget):
+def _surveyed(plain, wishes, budget, *, as_written=False):
     """What is open for the program; nothing where it runs as it is written."""
     built = build(plain.program, stowax.stow)
     try:
         args = built.split(built.args)
-        return surveyed(built.step, *args, wishes, budget or plain.bytes)
+        budget = budget or plain.bytes
+        return surveyed(built.step, *args, wishes, budget, as_written=as_written)
     except Exception:
         return None  # why is in the plan's notes
 

@@ -42,14 +42,11 @@ def certify(search: Search, best: Attempt) -> Certificate:
     problem = space.problem(search.budget)
     if best.decisions is None:
         bound = unplanned_seconds(space.survey, problem)
-        told = search.left_to_the_compiler(best)
-        gap = _again(search, best) if told else 0.0
-        unneeded: Outcome = "feasible" if told else "unneeded"
         return Certificate(
-            outcome=unneeded if fits else "infeasible",
-            model_seconds=bound * (1 + gap),
+            outcome="unneeded" if fits else "infeasible",
+            model_seconds=bound,
             bound_seconds=bound,
-            gap=gap,
+            gap=0.0,
             binding=(),
             seconds_per_byte=0.0,
         )
@@ -68,13 +65,6 @@ def certify(search: Search, best: Attempt) -> Certificate:
         binding=said.binding if said else (),
         seconds_per_byte=said.seconds_per_byte if said else 0.0,
     )
-
-
-def _again(search: Search, best: Attempt) -> float:
-    """What the compiler computes again by itself, as part of the step as it is."""
-    plain = search.asked.written.values()
-    known = [a.measured.step_seconds for a in plain if a.measured.step_seconds]
-    return max(0.0, best.measured.step_seconds / min(known) - 1) if known else 0.0
 
 
 def _bound(search: Search, best: Attempt, now: Solution) -> float:

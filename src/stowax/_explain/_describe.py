@@ -4,6 +4,7 @@ Pure bookkeeping on records; nothing here decides anything.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from .._hardware._pinned import beyond_the_pool
@@ -127,14 +128,20 @@ def stack_records(
 
 
 def baseline_records(
-    space: Space, problem: Problem, budget: int
+    space: Space,
+    problem: Problem,
+    budget: int,
+    counts: Callable[[str], bool] = lambda name: True,
 ) -> tuple[Baseline, ...]:
     """The policies beside the plan: its own cost model, and memory predicted likewise.
 
-    None where nothing repeats: there is nothing that a policy could decide.
+    None where nothing repeats: there is nothing that a policy could decide. `counts`
+    says which are meant, by name.
     """
     records = []
     for name, decisions in policies(problem).items():
+        if not counts(name):
+            continue
         if space.survey.refused and any("offload" in c for c in decisions):
             continue  # JAX itself refuses it here
         try:
@@ -199,13 +206,11 @@ def notes(
     decisions: Decisions | None,
     *,
     unrolled: bool = False,
-    by_compiler: bool = False,
 ) -> tuple[str, ...]:
     """What a user has to know about the target, and about what was not possible.
 
     `host_bytes` are those of the plan's compiled program, `decisions` its own;
-    `unrolled` says that the plan leaves the layers of a Python loop as they are,
-    `by_compiler` that the step stays as it is, and XLA makes it fit.
+    `unrolled` says that the plan leaves the layers of a Python loop as they are.
     """
     target = survey.target
     found = list(target.notes)
@@ -213,13 +218,6 @@ def notes(
         attached = not target.compile_only
         more = beyond_the_pool(host_bytes, target.pinned_bytes, attached=attached)
         found[:0] = [more] if more else []
-    if by_compiler:
-        found.insert(
-            0,
-            "the step stays as it is, and nearly fits: the compiler is told of a "
-            "smaller chip, and computes a few values again by itself. It takes the "
-            "plan's compiler_options, which apply sets",
-        )
     if unrolled:
         found.insert(
             0,

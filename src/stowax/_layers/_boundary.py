@@ -42,7 +42,6 @@ from ._passes import (
     NOTHING,
     Activity,
     HostPlan,
-    Kept,
     run_backward,
     run_forward,
     run_plain,
@@ -164,7 +163,7 @@ def emit_backward(
     stored: Stored,
     consts: Any,
     per_layer: Any,
-    kept: Kept,
+    kept: Any,
     cotangents: Any,
     boundary: Boundary,
 ) -> Any:

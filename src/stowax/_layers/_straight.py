@@ -95,7 +95,9 @@ def backward_straight(
             at_hand = dict(enumerate(consts)) | {i: x[layer] for i, x in inputs}
             at_hand |= kept[layer]
             given = [*ct_carry, *(ct[layer] for ct in ct_ys)]
-            values, given = _residuals(stack, body, at_hand, given)
+            after = made[-1] if made else []
+            values, given, after = _residuals(stack, body, at_hand, given, after)
+            made[-1:] = [after] if made else []
             grads = body.pull_back(values, given, totals)
             by_input = dict(zip(body.active_inputs, grads, strict=True))
             totals = [by_input[i] for i in active.consts]
@@ -109,8 +111,14 @@ def _residuals(
     body: LinearizedBody,
     at_hand: Mapping[int, Any],
     cotangents: list[Any],
-) -> tuple[dict[int, Any], list[Any]]:
-    """What a layer's backward pass reads, and its cotangents, behind the barrier."""
+    after: list[Any],
+) -> tuple[dict[int, Any], list[Any], list[Any]]:
+    """What a layer's backward pass reads, its cotangents, and what comes before it.
+
+    Behind the barrier, as what is to be there `after` which something is computed
+    again: the gradients of the layer before. Left alone, XLA computes these at the end,
+    and keeps for them what each layer has computed again.
+    """
     program = body.forward
     again = [n for n in body.residuals if n not in at_hand]
     values = {n: at_hand[n] for n in body.residuals if n in at_hand}
@@ -119,11 +127,11 @@ def _residuals(
     read = dict.fromkeys(i for k in run for i in program.nodes[k].inputs)
     operands = [i for i in read if i in at_hand]
     if operands:
-        held, cotangents = jax.lax.optimization_barrier(
-            ([at_hand[i] for i in operands], cotangents)
+        held, cotangents, after = jax.lax.optimization_barrier(
+            ([at_hand[i] for i in operands], cotangents, after)
         )
         at_hand |= dict(zip(operands, held, strict=True))
-    return values | program.run(again, at_hand), cotangents
+    return values | program.run(again, at_hand), cotangents, after
 
 
 def _same_in_all(

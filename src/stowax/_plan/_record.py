@@ -1,6 +1,7 @@
 """What the search found, written down as a `Plan`."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -125,7 +126,6 @@ def _figures(search: Search, best: Attempt) -> dict[str, Any]:
                 measured.host_bytes,
                 best.decisions,
                 unrolled=best.space.as_written,
-                by_compiler=search.left_to_the_compiler(best),
             ),
             *(fast_memory_notes(search, best) if fits else ()),
             *(link_notes(search.budget, best) if fits else ()),
@@ -155,20 +155,18 @@ def _trials(search: Search, best: Attempt) -> tuple[Trial, ...]:
 
 
 def _baselines(search: Search, best: Attempt) -> tuple[Baseline, ...]:
-    """The policies under the model; what they say of layers holds for rolled ones."""
+    """The policies under the model; what offloads layers' values has them in a loop."""
 
-    def records(space: Space) -> dict[str, Baseline]:
+    def records(space: Space, counts: Callable[[str], bool]) -> tuple[Baseline, ...]:
         problem = space.problem(search.budget)
-        made = baseline_records(space, problem, search.budget)
-        return {record.name: record for record in made}
+        return baseline_records(space, problem, search.budget, counts)
 
     space = best.space
-    found = records(search.rolled if space.as_written else space)
-    if space.as_written:
-        own = records(space)
-        names = ("keep all", "offload state")  # the second is not there if refused
-        found |= {name: own[name] for name in names if name in own}
-    return tuple(found.values())
+    if not space.as_written:
+        return records(space, lambda name: True)
+    moves = "offload layer inputs"
+    own = records(space, lambda name: name != moves)
+    return *own, *records(search.rolled, lambda name: name == moves)
 
 
 def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:

@@ -23,7 +23,7 @@ from .._errors import CompileError, OffloadVanishedError, StowaxError
 from .._planner import evaluate
 from .._records._plan import Source
 from .._survey._asked import Asked
-from .._survey._options import more_fast_memory, smaller_chip
+from .._survey._options import more_fast_memory
 from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
 from ._propose import SLACK, WORTH, Proposal, Proposer
@@ -35,14 +35,6 @@ MOST_MISSES = 4
 
 _CAUTION = (0.0, 0.5, 2.0, 4.0)
 """Standard deviations added to what a program should need, by how many were too big."""
-
-_COMPILER_SAVES, _COMPILER_TAKES = 0.2, 1.07
-"""Most of a straight-line step's memory that XLA was seen to save by itself, and what
-that took.
-
-On an H200, told of less and less: four layers with Adam 4.59 → 3.83 GiB for 10 % more
-time, a transformer's 16 layers 28.9 → 24.4 GiB for 7 %.
-"""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -83,11 +75,6 @@ class Search:
         """Whether the attempt's program stays within the budgets."""
         return attempt.fits(self.budget, self.asked.host_budget)
 
-    def left_to_the_compiler(self, attempt: Attempt) -> bool:
-        """Whether it is the step as it is, compiled for a smaller chip."""
-        usual = self.asked.compiler_options
-        return attempt.decisions is None and attempt.options != usual
-
     def best(self) -> Attempt:
         """The fastest attempt that fits, else the one that needs the least.
 
@@ -97,7 +84,6 @@ class Search:
 
         def seconds(attempt: Attempt) -> float:
             stays = attempt.decisions is None and attempt in self.log
-            stays = stays and not self.left_to_the_compiler(attempt)
             return attempt.measured.step_seconds * (1 - WORTH * stays)
 
         fitting = list(filter(self.fits, self.attempts))
@@ -159,11 +145,11 @@ class Search:
         tried = any(a.donated == donate for a in self.log)
         if not self.rolled.survey.bodies and not fits and not tried:
             self.compile_plain(donate=donate)
-        straight = None if fits else as_written(self.rolled, self.budget)
+        written = self.rolled.remat or not fits
+        straight = as_written(self.rolled, self.budget) if written else None
         self.spaces = [*filter(None, (straight,)), self.rolled]
         while (proposal := self._next()) is not None:
             self._compile(proposal)
-        self._left_to_the_compiler()
         return self.best()
 
     @property
@@ -179,7 +165,9 @@ class Search:
             return None
         stays = [a for a in self.log if a.decisions is None and self.fits(a)]
         if stays and not goes_on:
-            return None
+            alike = self.spaces[0].as_written or not is_straight(self.rolled)
+            ways = self.propose.faster(self.spaces[0]) if alike else ()
+            return None if self._planned else next(iter(ways), None)
         planned = self._planned
         fitting = list(filter(self.fits, planned))
         if not fitting:
@@ -360,41 +348,9 @@ class Search:
             if may_fit and self.fits(self.compile_plain(donate=donate)):
                 return
 
-    def _left_to_the_compiler(self) -> None:
-        """The step as it is where it nearly fits, and XLA can compute values again.
-
-        It cannot inside of a loop, and finds few values in straight-line code.
-        """
-        fitting = list(filter(self.fits, self.attempts))
-        rival = min((a.measured.step_seconds for a in fitting), default=float("inf"))
-        written = self.asked.written.values()
-        for one in sorted(written, key=lambda a: a.measured.compiled_bytes):
-            spent = self.calls >= (self.asked.compiles or self.calls + 1)
-            if spent or not self._may_stay or not is_straight(self.rolled):
-                return
-            size, inspection = one.measured.compiled_bytes, one.measured.inspection
-            nearly = size * (1 - _COMPILER_SAVES) <= self.budget < size
-            takes = one.measured.step_seconds * _COMPILER_TAKES
-            if not nearly or inspection is None or takes >= rival:
-                continue
-            arguments = inspection.memory.device.argument
-            options = smaller_chip(self.asked.machine, self.budget, arguments)
-            if options and not options.keys() & self.asked.compiler_options.keys():
-                try:
-                    self.compile_plain(donate=one.donated, options=options)
-                except CompileError as error:
-                    line = str(error).splitlines()[0][:300]
-                    self.asked.say(f"a change of the plan is left out: {line}")
-                return
-
-    def compile_plain(
-        self, *, donate: bool, options: Mapping[str, str | bool] | None = None
-    ) -> Attempt:
-        """The step as it is, compiled, or as it was for another search.
-
-        **Arguments:** `options` tell the compiler of a smaller chip.
-        """
-        self.calls += bool(options) or donate not in self.asked.written
-        attempt = plain(self.rolled, self.budget, donate=donate, options=options)
+    def compile_plain(self, *, donate: bool) -> Attempt:
+        """The step as it is, compiled, or as it was for another search."""
+        self.calls += donate not in self.asked.written
+        attempt = plain(self.rolled, self.budget, donate=donate)
         self.log.append(attempt)
         return attempt

@@ -25,7 +25,8 @@ from .._survey._options import alternatives, plan_options
 from ._space import Attempt, Space
 
 _ROUNDS, _ENOUGH_ROUNDS = 8, 3
-"""How often model and prediction are brought into line for one proposal at most, and
+"""How often model and prediction are brought into line for one proposal at most (half
+as often where layers are as they are written: that prediction walks each of them), and
 after how many rounds it is enough to fill the budget roughly."""
 
 SOLVING_SECONDS = 10.0
@@ -39,6 +40,9 @@ _FILLED = 0.002, 0.03
 
 WORTH = 0.005
 """Part of the step's time below which a gain does not pay for another compile."""
+
+_CLEARLY = 0.05
+"""Part of the step's time that a plan should save of a step that fits as it is."""
 
 _MISTAKEN = 0.25
 """Part of what a change moves (seconds of recomputation, of copies, of storing) by
@@ -87,7 +91,8 @@ class Proposer:
         target = int(self.budget * (1 - SLACK))
         tried: list[Decisions] = []
         room = margin = 0
-        for number in range(_ROUNDS):
+        rounds = _ROUNDS // 2 if space.as_written else _ROUNDS
+        for number in range(rounds):
             solution = self._timed(solve, space.problem(target - room))
             if solution.outcome == "infeasible":  # by a model that may be wrong
                 space.least.add(solution.decisions)
@@ -118,6 +123,20 @@ class Proposer:
         space.least.add(solution.decisions)
         self._learned(space, solution, 0.0)
         return self._proposal(space, solution, 0.0)
+
+    def faster(self, space: Space) -> Iterator[Proposal]:
+        """What should be clearly faster than the step as it is, by the model of both.
+
+        As it is it keeps everything, or nothing where the user has `jax.checkpoint`.
+        """
+        problem = space.problem(self.budget)
+        written = policies(problem)["recompute all" if space.remat else "keep all"]
+        enough = evaluate(problem, written).seconds * (1 - _CLEARLY)
+        if self._timed(solve, problem).evaluation.seconds > enough:
+            return
+        proposal = self.settled(space, 0.0)
+        if proposal.seconds <= enough and proposal.bytes <= self.budget:
+            yield proposal
 
     def _timed(self, solver: Callable[..., Solution], problem: Problem) -> Solution:
         started = time.perf_counter()

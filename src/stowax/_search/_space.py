@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Collection, Mapping
 
 from .._errors import ArgumentError, OffloadVanishedError, StowaxError
+from .._jax import open_jaxpr
+from .._jaxprs._jaxpr import is_checkpoint
 from .._layers._rewrite import Options
 from .._records._stages import (
     Body,
@@ -60,6 +62,15 @@ class Space:
     def as_written(self) -> bool:
         """Whether the layers of a Python loop run as they are written."""
         return self.survey.options.as_written
+
+    @property
+    def remat(self) -> bool:
+        """Whether the user has layers computed again by `jax.checkpoint`."""
+        bodies = (traced.stack.body for traced in self.survey.step.stacks.values())
+        equations = (e for body in bodies for e in open_jaxpr(body).eqns)
+        return not self.survey.options.keep_checkpoint and any(
+            map(is_checkpoint, equations)
+        )
 
     @property
     def host_left(self) -> int:

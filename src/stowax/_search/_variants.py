@@ -4,7 +4,7 @@ A variant is a survey of its own; the search over them is the same loop.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 
@@ -15,8 +15,6 @@ from .._survey._survey import predict, take_survey
 from .._trial._compiled import compile_and_read, outcome
 from .._update._blocks import BlockSize
 from ._space import Attempt, Space, new_space, rolled_space
-
-Options = Mapping[str, str | bool]
 
 _DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
 """How far predictions of layers as they are written may be above the truth.
@@ -57,24 +55,17 @@ def plain_bytes(space: Space, *, donate: bool) -> int:
     return int(needed / (_DOUBT_UNROLLED if is_straight(space) else _DOUBT))
 
 
-def plain(
-    space: Space, budget: int, *, donate: bool, options: Options | None = None
-) -> Attempt:
-    """The step as it is, compiled, or as it was for another search.
-
-    **Arguments:** `options` tell the compiler of a smaller chip.
-    """
+def plain(space: Space, budget: int, *, donate: bool) -> Attempt:
+    """The step as it is, compiled, or as it was for another search."""
     asked = space.asked
-    if not options and donate in asked.written:
+    if donate in asked.written:
         return dataclasses.replace(asked.written[donate], space=space)
-    told = " for a smaller chip" if options else ""
-    asked.say(f"compiling the step as it is{told}{', its state donated' * donate}")
-    whole = {**(options or {}), **asked.compiler_options}
+    asked.say(f"compiling the step as it is{', its state donated' * donate}")
     measured = compile_and_read(
         space.survey,
-        f"as written{told}",
+        "as written",
         None,
-        whole,
+        asked.compiler_options,
         cache=asked.cache,
         correction=sum(a.measured.excess for a in asked.written.values()),
         donate=donate,
@@ -84,12 +75,11 @@ def plain(
         space=space,
         decisions=None,
         solution=None,
-        options=whole,
+        options=asked.compiler_options,
         donated=donate,
         measured=measured,
     )
-    if not options:
-        asked.written[donate] = attempt
+    asked.written[donate] = attempt
     return attempt
 
 
@@ -111,11 +101,14 @@ def as_written(rolled: Space, budget: int) -> Space | None:
 
     What can leave is optimizer state: in straight-line code XLA drops other copies. But
     no weights are picked for one layer at a time, no gradients stacked, and the
-    compiler fuses across layers. Not where more is wanted.
+    compiler fuses across layers. Not where more is wanted, and not on a CPU, whose
+    compiler looks through the barriers.
     """
-    if not is_straight(rolled) or _wants_a_loop(rolled):
-        return None
     own = rolled.survey
+    if own.target.platform == "cpu" or not is_straight(rolled):
+        return None
+    if _wants_a_loop(rolled):
+        return None
     options = dataclasses.replace(own.options, as_written=True)
     step = trace_step(own.step.recording, own.specs, options)
     free = take_survey(
@@ -125,7 +118,6 @@ def as_written(rolled: Space, budget: int) -> Space | None:
         return None
     space = new_space("layers as they are written", rolled.asked, budget, free)
     known = rolled.asked.written
-    space.memory.doubt = 1.0 if known else _DOUBT_UNROLLED
     space.memory.plain = sum(a.measured.excess for a in known.values())
     return space
 

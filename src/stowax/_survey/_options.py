@@ -7,14 +7,12 @@ for a step that stays as it is.
 Tried and left out: telling the scheduler of a budget below the chip's memory, for a
 plan that offloads. On TPU `xla_tpu_scheduler_percent_shared_memory_limit` changed
 nothing; on GPU `xla_gpu_memory_limit_slop_factor` made XLA rematerialize and offload by
-itself, with synchronous copies (0.068 s a step became 0.230 s) and no less memory. A
-step that is left as it is can be told so (`smaller_chip`).
+itself, with synchronous copies (0.068 s a step became 0.230 s) and no less memory.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from .._hardware._gpu_targets import GPU_CHIPS, gpu_memory_bytes
 from .._target._machine import Target
 from .._target._specs import any_sharded
 
@@ -179,26 +177,6 @@ def more_fast_memory(target: Target) -> dict[str, str | bool]:
     """Options that let a kernel have more of a TPU's fast memory; else none."""
     known = fast_memory_kib(target)
     return {FAST_MEMORY: str(known[1])} if known else {}
-
-
-_ALLOWED = 0.8
-"""Part of a GPU's memory that XLA's rematerialization takes for the whole."""
-
-
-def smaller_chip(target: Target, budget: int, arguments: int) -> dict[str, str] | None:
-    """Options that make XLA believe in a chip with `budget` bytes, and rematerialize.
-
-    A GPU's compiler takes a percentage of four fifths of the memory less the step's
-    `arguments` (bytes). `None` where they leave nothing, and for chips without figures.
-    """
-    if target.platform == "tpu":
-        reserved = max(0, target.device_bytes - budget)
-        return {"xla_tpu_user_reserved_hbm_bytes": str(reserved)}
-    if target.platform != "gpu" or target.chip.key not in GPU_CHIPS:
-        return None
-    room = _ALLOWED * gpu_memory_bytes(target.chip.key) - arguments
-    percent = int(100 * (budget - arguments) / room)
-    return {"xla_gpu_memory_limit_slop_factor": str(percent)} if percent > 0 else None
 
 
 def wants_row_major(target: Target, specs: Any = ()) -> bool:

@@ -142,6 +142,7 @@ PLAN = PlanRecord(
     compiler_options={},
     keep_checkpoint=False,
     roll=True,
+    as_written=False,
     row_major=False,
     lean=False,
     late=True,

@@ -8,6 +8,7 @@ import dataclasses
 import types
 
 from planner_problems import problem
+from stowax._layers._rewrite import Options
 from stowax._planner import evaluate
 from stowax._records._stages import Point
 from stowax._search import _loop, _variants
@@ -47,7 +48,7 @@ def surveyed(*bodies, rate=8.0, target=GPU):
         reserved_bytes=0,
         step=types.SimpleNamespace(stacks={}, donate=()),
         step_plan=lambda decisions: decisions,
-        options=types.SimpleNamespace(roll=True),
+        options=Options(),
     )
 
 

@@ -95,6 +95,7 @@ def plan(*decisions, unrolled=False, source="/home/me/model.py:30", stacks=True)
         compiler_options={},
         keep_checkpoint=False,
         roll=True,
+        as_written=False,
         row_major=False,
         lean=False,
         late=True,

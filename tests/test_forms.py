@@ -207,3 +207,27 @@ def test_what_was_compiled_for_a_share_is_compiled_once():
     )
     compiled = [line for line in lines if "compiling the step as it is" in line]
     assert len(compiled) == 1
+
+
+def test_a_step_that_fits_is_planned_where_that_is_clearly_faster():
+    """A scan that keeps everything writes it to memory, and reads it again."""
+
+    @stowax.stow
+    def loss(ws, x):
+        def layer(x, w):
+            return x + jnp.tanh(jax.nn.gelu(x @ w) * jnp.sin(x)), None
+
+        return jnp.mean(jax.lax.scan(layer, x, ws)[0] ** 2)
+
+    def step(ws, x):
+        return jax.tree.map(lambda w, g: w - g, ws, jax.grad(loss)(ws, x))
+
+    arguments = spec(8, 512, 512), spec(2**17, 512)
+    kept = plan(step, *arguments, forbid=["recompute"])
+    assert kept.outcome == "unneeded"
+    found = plan(step, *arguments)
+    assert found.fits
+    assert found.host_bytes == 0
+    assert "recompute" in {decision.decision for decision in found.decisions}
+    assert found.step_seconds < 0.95 * kept.step_seconds
+    assert [trial.what for trial in found.trials] == ["as written", "plan 2"]

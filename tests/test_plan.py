@@ -118,7 +118,8 @@ def test_planned_offloads_are_in_the_compiled_program(target):
 
 def test_a_pin_is_kept_where_nothing_had_to_move():
     # Everything fits, and the user has the last word all the same.
-    assert planned("h200").outcome == "unneeded"
+    free = planned("h200")
+    assert free.host_bytes == 0
     pinned = plan(train, *arguments(), pin={"dot_general*": "offload"})
     assert pinned.outcome == "optimal"
     products = [d for d in pinned.decisions if d.name.startswith("dot_general")]
@@ -283,7 +284,7 @@ def test_the_users_own_checkpoint_is_kept_or_decided_anew():
 def test_compiler_options_of_the_user_reach_the_program():
     asked = {"xla_tpu_scheduler_percent_shared_memory_limit": "90", **QUICK}
     found = plan(train, *arguments(), target="v5e-1", compiler_options=asked)
-    assert found.compiler_options == asked
+    assert found.compiler_options.items() >= asked.items()
     assert found.apply(train).stowax_compiler_options == found.compiler_options
     with pytest.raises(stowax.StowaxError, match="no_such_option"):
         plan(train, *arguments(), compiler_options={"no_such_option": "1"})
@@ -323,7 +324,7 @@ def test_the_record_says_what_was_planned_and_with_what():
         assert decision.reason
         assert decision.name
     assert "FITS" in str(found)
-    assert "nothing" in str(planned("h200")).lower()
+    assert "nothing" in str(plan(train, *arguments(), forbid=["recompute"])).lower()
 
 
 # --- on the attached CPU --------------------------------------------------------------

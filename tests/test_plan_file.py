@@ -40,7 +40,7 @@ def test_what_is_saved_comes_back(moved, unneeded, tmp_path):
 def test_the_schema_is_stable(moved):
     # What stands here, others read: a change of it is a change of FORMAT_VERSION.
     data = moved.to_json()
-    assert data["format"] == 10
+    assert data["format"] == 11
     assert set(data) == {
         *("format", "step", "target", "device_kind", "compile_only", "versions"),
         *("budget_bytes", "host_budget_bytes", "fits", "outcome", "device_bytes"),
@@ -49,7 +49,7 @@ def test_the_schema_is_stable(moved):
         *("binding", "seconds_per_gib", "smallest_budget", "smallest_budget_is"),
         *("decisions", "stacks", "forbid"),
         *("baselines", "trials", "arguments", "donate_argnums", "compiler_options"),
-        *("keep_checkpoint", "roll", "row_major", "lean", "late"),
+        *("keep_checkpoint", "roll", "as_written", "row_major", "lean", "late"),
         "gradients_on_host",
         *("least_bytes", "pins"),
         *("unpriced", "notes"),
@@ -166,7 +166,7 @@ def test_a_plan_of_another_format(moved, tmp_path):
         stowax.load_plan(path)
     version = moved.versions["stowax"]
     assert str(caught.value) == (
-        f"path: {str(path)!r} has plan format 9; this stowax reads format 10. "
+        f"path: {str(path)!r} has plan format 9; this stowax reads format 11. "
         f"Install the stowax that wrote it ({version}) or plan again."
     )
 

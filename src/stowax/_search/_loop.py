@@ -165,9 +165,10 @@ class Search:
             return None
         stays = [a for a in self.log if a.decisions is None and self.fits(a)]
         if stays and not goes_on:
-            alike = self.spaces[0].as_written or not is_straight(self.rolled)
-            ways = self.propose.faster(self.spaces[0]) if alike else ()
-            return None if self._planned else next(iter(ways), None)
+            space = self.spaces[0]
+            alike = space.as_written or not is_straight(self.rolled)
+            open_ = alike and space.survey.bodies and not self._planned
+            return next(self.propose.faster(space), None) if open_ else None
         planned = self._planned
         fitting = list(filter(self.fits, planned))
         if not fitting:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from .. import _jax, _jax_targets
-from .._cost._cost import ChipFigures
+from .._hardware._figures import Chip
 from .._records._intent import ArgumentAsked, Intent, OutputAsked
 from .._step._lineage import fetched_in_vain, returned_state
 from .._target._compiled import LoweredProgram
@@ -24,7 +24,7 @@ from ._intent_copies import find_copies, policies_of
 
 
 def intent_of_lowered(
-    lowered: LoweredProgram, given: Mapping[str, Any], chip: ChipFigures | None
+    lowered: LoweredProgram, given: Mapping[str, Any], chip: Chip | None
 ) -> Intent:
     """Everything: `lowered` comes from `Target.lower(jitted, *args)`.
 
@@ -145,7 +145,7 @@ def options_of(
     return options
 
 
-def _priceable(chip: ChipFigures | None) -> bool:
+def _priceable(chip: Chip | None) -> bool:
     return chip is not None and chip.memory_rate() is not None
 
 

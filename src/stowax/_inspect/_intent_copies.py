@@ -14,8 +14,9 @@ from typing import Any
 import jax
 
 from .. import _jax
-from .._cost._cost import ChipFigures, operation_seconds
+from .._cost._cost import operation_seconds
 from .._cost._trips import trip_count
+from .._hardware._figures import Chip
 from .._jaxprs._jaxpr import Program, is_checkpoint
 from .._records._intent import CopyAsked, PolicyAsked
 from .._step._lineage import returned_copies
@@ -37,7 +38,7 @@ class Found:
     opaque: set[str]
 
 
-def find_copies(jaxpr: Any, chip: ChipFigures | None, devices: int) -> Found:
+def find_copies(jaxpr: Any, chip: Chip | None, devices: int) -> Found:
     """Everything in `jaxpr`, loops and calls included.
 
     **Arguments:** `chip` prices what it takes to make a value again; `devices` is how
@@ -56,7 +57,7 @@ class _Place:
     """Where the walk is: how often it runs there, and whether in a loop."""
 
     trips: int | None
-    chip: ChipFigures | None
+    chip: Chip | None
     devices: int
     returned: frozenset[int]
     in_loop: bool = False

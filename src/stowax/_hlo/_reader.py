@@ -28,7 +28,6 @@ from ._costs import (
     called,
     config,
     dtype_name,
-    leaves,
     matrix_work,
     shape_bytes,
     touched,
@@ -224,7 +223,6 @@ def _instruction(reader: Reader, visit: _Visit, item: Any) -> Instruction:
         wrapped=inner.root.opcode if inner is not None else _fused(reader, item),
         target=(inner.root if inner is not None else item).custom_call_target,
         result_bytes=shape_bytes(item.shape),
-        memory_spaces=_spaces(item),
         operands=tuple(operand.name for operand in function.operands(item)),
         called=tuple(
             functions[i].message.name
@@ -250,10 +248,6 @@ def _fused(reader: Reader, item: Any) -> str:
         if part.opcode.removesuffix("-start") in COLLECTIVES:
             return part.opcode
     return ""
-
-
-def _spaces(item: Any) -> tuple[int, ...]:
-    return tuple(leaf.layout.memory_space for leaf in leaves(item.shape))
 
 
 def _estimated_cycles(item: Any) -> int | None:

@@ -44,7 +44,7 @@ def intent_of_lowered(
             path=_argument_path(path),
             bytes=_shard_bytes(variable.aval, sharding),
             parameter=kept.index(i) if i in kept else None,
-            on_host=_on_host(sharding) or _in_host(variable.aval),
+            on_host=_on_host(sharding) or _jax.is_host_type(variable.aval),
             donated=bool(info.donated),
             returned=returned.get(i),
             fetched_in_vain=i in fetched,
@@ -56,7 +56,7 @@ def intent_of_lowered(
     outputs = tuple(
         OutputAsked(
             path=f"its result{jax.tree_util.keystr(path)}",
-            on_host=_on_host(sharding) or _in_host(variable.aval),
+            on_host=_on_host(sharding) or _jax.is_host_type(variable.aval),
         )
         for (path, _), variable, sharding in zip(
             jax.tree.leaves_with_path(lowered.lowered.out_info),
@@ -151,10 +151,6 @@ def _priceable(chip: Chip | None) -> bool:
 
 def _on_host(sharding: Any) -> bool:
     return getattr(sharding, "memory_kind", None) in HOST_KINDS
-
-
-def _in_host(aval: Any) -> bool:
-    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
 
 
 def _shard_bytes(aval: Any, sharding: Any) -> int:

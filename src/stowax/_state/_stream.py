@@ -94,8 +94,9 @@ def stream_state(
         )
         for leaf in streamed.leaves:
             if leaf.way == "device":
+                name = _jax.argument_path(leaves[leaf.input][0])
                 raise PlanMismatchError(
-                    f"step: {_jax.argument_path(leaves[leaf.input][0])} is in host memory by the "
+                    f"step: {name} is in host memory by the "
                     f"plan, and cannot be in this step: {leaf.reason}. Apply the plan "
                     "to the step that it was made for, whose results came in the "
                     "same order."

@@ -12,16 +12,17 @@ from .._records._program import Transfer
 from .._records._timeline import Timeline
 from .._units import format_bytes, format_seconds
 from ._layout import (
-    Align,
     count_of,
     cut,
     facts,
     lines_of,
+    or_dash,
     short_source,
     table,
     text_width,
 )
 from ._memory_text import memory_text
+from ._times import busy_in, parts_of
 
 _MOST_TRANSFERS = 5  # groups per direction
 _MOST_UNPRICED = 4
@@ -86,13 +87,12 @@ def _memory(inspection: Inspection, width: int) -> list[str]:
     headers = ("per device", "arguments", "outputs", "donated", "temporary", "total")
     if width < _ALL_COLUMNS:
         headers, *rows = zip(headers, *rows, strict=True)  # one line per figure
-    sides: tuple[Align, ...] = ("left", "right", "right", "right", "right", "right")
-    return lines_of(table(headers, rows, sides[: len(headers)]), width)
+    return lines_of(table(headers, rows), width)
 
 
 def _memory_row(kind: str, use: MemoryUse) -> tuple[str, ...]:
     figures = (use.argument, use.output, -use.alias, use.temp, use.total)
-    return (kind, *(format_bytes(figure) if figure else "–" for figure in figures))
+    return (kind, *(or_dash(format_bytes, figure) for figure in figures))
 
 
 def _time(timeline: Timeline, flops: float) -> Iterable[tuple[str, str]]:
@@ -101,22 +101,10 @@ def _time(timeline: Timeline, flops: float) -> Iterable[tuple[str, str]]:
         "step",
         f"{format_seconds(timeline.step_seconds)}, {timeline.origin} from {origin}",
     )
-    waits = (
-        ("computing", timeline.compute_seconds),
-        ("waiting for the host", timeline.exposed_seconds),
-        ("waiting for other devices", timeline.collective_wait_seconds),
-    )
-    parts = [f"{what} {format_seconds(s)}" for what, s in waits if s]
-    if parts:
-        yield "of which", ", ".join(parts)
-    busy = (
-        ("device to host", timeline.device_to_host_seconds),
-        ("host to device", timeline.host_to_device_seconds),
-        ("collectives", timeline.collective_seconds),
-    )
-    parts = [f"{what} {format_seconds(s)}" for what, s in busy if s]
-    if parts:
-        yield "links busy", ", ".join(parts)
+    at_work = [part for part in parts_of(timeline) if part[0] != "idle"]
+    for title, times in (("of which", at_work), ("links busy", busy_in(timeline))):
+        if parts := [f"{what} {format_seconds(s)}" for what, s in times if s]:
+            yield title, ", ".join(parts)
     if flops:
         yield "products", f"{flops / 1e12:.4g} TFLOP of matrix products per step"
 

@@ -12,7 +12,7 @@ from .._records._plan import PlanRecord
 from .._records._program import CopyCheck, Transfer
 from .._units import format_bytes, format_seconds
 from ._decisions_text import stack_titles
-from ._layout import count_of
+from ._layout import count_of, or_dash
 from ._page_data import STYLES, bands_of, filled
 from ._page_figures import budget_points
 from ._page_html import Cell, Columns, escaped, path_cell, sortable, source_cell
@@ -27,12 +27,12 @@ def text_cell(text: str) -> Cell:
 
 def bytes_cell(count: int) -> Cell:
     """Sorted by the number of bytes."""
-    return count, format_bytes(count) if count else "–"
+    return count, or_dash(format_bytes, count)
 
 
 def seconds_cell(seconds: float | None) -> Cell:
     """Sorted by the number of seconds."""
-    return seconds or 0.0, format_seconds(seconds) if seconds else "–"
+    return seconds or 0.0, or_dash(format_seconds, seconds)
 
 
 def number_cell(number: float) -> Cell:

@@ -63,16 +63,7 @@ def targets_text(rows: Sequence[TargetRow], width: int | None = None) -> str:
         "host\nGiB",
     )
     drawn = [line for row in rows for line in _table_rows(row)]
-    sides: tuple[Align, ...] = (
-        "left",
-        "right",
-        "right",
-        "right",
-        "right",
-        "right",
-        "right",
-    )
-    lines = lines_of(table(headers, drawn, sides), columns)
+    lines = lines_of(table(headers, drawn), columns)
     lines += ["", *lines_of(_LEGEND, columns)]
     lines += lines_of(
         "Memory is what the compiler or JAX allows one device; the rest is per chip; "

@@ -9,8 +9,9 @@ import pathlib
 from typing import Any
 
 from stowax._errors import CompileError
-from stowax._hlo._program import Program, read_program
+from stowax._hlo._program import read_program
 from stowax._inspect._inspect import inspect_program
+from stowax._records._program import Program
 from stowax._target._program_cache import cache_in
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / ".comparison"

@@ -63,19 +63,20 @@ def run_stack(repeat, env, read):
     carry = [read(c.initial) for c in repeat.carry]
     constants = [read(c) for c in repeat.constants]
     for k in range(repeat.count):
-        layer = [read(atom) for atom in repeat.layer(k)]
-        inputs = repeat.inputs(carry, constants, layer)
-        carry, outputs = repeat.split(jax.core.eval_jaxpr(body, [], *inputs))
+        layer = [read(atoms[k]) for atoms in repeat.per_layer]
+        results = jax.core.eval_jaxpr(body, [], *carry, *constants, *layer)
+        count = len(repeat.carry)
+        carry, outputs = results[:count], results[count:]
         for output, value in zip(repeat.outputs, outputs, strict=True):
             if output.variables[k] is not None:
                 env[output.variables[k]] = value
     env.update({c.final: v for c, v in zip(repeat.carry, carry, strict=True)})
 
 
-def check(function, *args, **options):
+def check(function, *args):
     """Repeats of `function`, after checking that rolling them changes no bit."""
     jaxpr = flat(function, *args)
-    repeats = find_repeats(jaxpr, **options)
+    repeats = find_repeats(jaxpr)
     leaves = jax.tree.leaves(args)
     consts = _jax.consts_of(jaxpr)
     want = jax.core.eval_jaxpr(_jax.open_jaxpr(jaxpr), consts, *leaves)

@@ -14,7 +14,7 @@ from jax.extend.core import primitives as jax_primitives
 from jax.sharding import AxisType, PartitionSpec
 
 from stowax._cost import _cost, _rules
-from stowax._cost._cost import OperationCost, cost_of_equation, cost_of_jaxpr
+from stowax._cost._cost import OperationCost, cost_of_jaxpr
 from stowax._hardware._hardware import CHIPS
 from stowax._jaxprs._jaxpr import Program, inline
 
@@ -30,8 +30,9 @@ def cost(function, *specs) -> OperationCost:
 
 
 def single(function, *specs) -> OperationCost:
-    (equation,) = jax.make_jaxpr(function)(*specs).eqns
-    return cost_of_equation(equation)
+    jaxpr = jax.make_jaxpr(function)(*specs)
+    assert len(jaxpr.eqns) == 1
+    return cost_of_jaxpr(jaxpr)
 
 
 def program_of(function, *specs) -> Program:

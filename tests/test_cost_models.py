@@ -9,7 +9,7 @@ from jax import lax
 
 from stowax._cost import _cost
 from stowax._cost._cost import OperationCost, cost_of_jaxpr
-from stowax._errors import ArgumentError
+from stowax._hardware._figures import MATRIX_EFFICIENCY, MEMORY_EFFICIENCY
 from stowax._hardware._hardware import CHIPS
 from stowax._jaxprs._jaxpr import Program, inline
 
@@ -126,16 +126,13 @@ def test_elementwise_operations_agree_with_xla():
 def test_seconds_are_the_larger_of_arithmetic_and_memory():
     chip = CHIPS["h100"]
     flops, size = 10**15, 10**9
-    matrix = flops / (chip.matrix_rate("bfloat16") * _cost.MATRIX_EFFICIENCY)
-    memory = size / (chip.memory_rate() * _cost.MEMORY_EFFICIENCY)
+    matrix = flops / (chip.matrix_rate("bfloat16") * MATRIX_EFFICIENCY)
+    memory = size / (chip.memory_rate() * MEMORY_EFFICIENCY)
     product = OperationCost(matrix_flops=(("bfloat16", flops),))
     copy = OperationCost(bytes_read=size // 2, bytes_written=size // 2)
     assert _cost.seconds(product, chip) == pytest.approx(matrix)
     assert _cost.seconds(copy, chip) == pytest.approx(memory)
     assert _cost.seconds(product + copy, chip) == pytest.approx(max(matrix, memory))
-    assert _cost.seconds(product, chip, shards=4) == pytest.approx(matrix / 4)
-    with pytest.raises(ArgumentError, match=r"shards: got 0\. Write 1"):
-        _cost.seconds(product, chip, shards=0)
 
 
 @pytest.mark.parametrize("key", sorted(CHIPS))
@@ -174,7 +171,7 @@ def test_an_operation_that_only_its_own_pass_reads_pays_no_memory():
     program = program_of(lambda x: jnp.sin(x * 2 + 1) * 3, array(n))
     chip = CHIPS["h100"]
     times = [spent for spent, _ in _cost.operation_seconds(program, chip)]
-    one_way = FLOAT * n / (chip.memory_rate() * _cost.MEMORY_EFFICIENCY)
+    one_way = FLOAT * n / (chip.memory_rate() * MEMORY_EFFICIENCY)
     assert times[0] == pytest.approx(one_way)  # reads x
     # Writes the result, and is the one kernel that has to be started.
     assert times[-1] == pytest.approx(one_way + chip.launch_seconds)

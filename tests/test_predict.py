@@ -133,20 +133,6 @@ def test_the_dearer_branch_counts():
     assert both.temp >= MATRIX  # the first product; the second is the output
 
 
-def test_the_peak_is_named():
-    def step(x):
-        with jax.named_scope("small"):
-            y = x[:2] @ x
-        with jax.named_scope("large"):
-            z = x @ x
-        return jnp.sum(z @ z) + jnp.sum(y)
-
-    result = predict(step, spec(N, N))
-    assert "dot_general" in result.peak_at
-    assert any("large" in label for label, _ in result.profile)
-    assert max(count for _, count in result.profile) == result.temp
-
-
 # --- against the compilers ----------------------------------------------------------
 
 LAYERS, WIDTH, TOKENS = 4, 1024, 16384

@@ -22,6 +22,7 @@ from rolled import (
     run_rolled,
     weights,
 )
+from stowax._jaxprs import _periods
 from stowax._jaxprs._repeats import find_repeats
 
 
@@ -41,24 +42,14 @@ def test_transformer_loop_is_one_stack_of_single_layers(count):
     assert repeat.outputs == ()
 
 
-def test_minimum_count_leaves_short_stacks_alone():
-    ws = [matrix(i) for i in range(3)]
-    assert check(dense_stack, X, ws, minimum_count=4) == ()
-    assert check(dense_stack, X, ws, minimum_count=3)[0].count == 3
-
-
-def test_two_equal_products_in_a_large_program_are_no_stack():
+def test_two_equal_products_in_a_large_program_are_no_stack(monkeypatch):
     def model(x, w, big):
         return jnp.tanh(x @ w @ w) @ big
 
     big = matrix(1, WIDTH, 50 * 2 * WIDTH)
     assert check(model, X, matrix(0), big) == ()
-    assert check(model, X, matrix(0), big, minimum_share=0)[0].count == 2
-
-
-def test_minimum_count_below_two_says_what_to_write():
-    with pytest.raises(ValueError, match=r"minimum_count: got 1\. .* write 2 or more"):
-        find_repeats(flat(dense_stack, X, []), minimum_count=1)
+    monkeypatch.setattr(_periods, "_LEAST_SHARE", 0)
+    assert check(model, X, matrix(0), big)[0].count == 2
 
 
 @pytest.fixture

@@ -70,7 +70,6 @@ def instruction(name, opcode="fusion", **fields):
         "wrapped": "",
         "target": "",
         "result_bytes": 100,
-        "memory_spaces": (0,),
         "operands": (),
         "called": (),
         "op_name": name,

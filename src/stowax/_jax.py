@@ -8,7 +8,7 @@ elsewhere.
 import contextlib
 import pathlib
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +38,15 @@ def consts_of(jaxpr: Any) -> Sequence[Any]:
 def open_jaxpr(jaxpr: Any) -> Any:
     """The part with `invars`, `eqns`, `outvars` (JAX 0.12: the jaxpr itself)."""
     return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters, opened."""
+    for value in params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            opened = open_jaxpr(part)
+            if hasattr(opened, "eqns"):
+                yield opened
 
 
 def bind(equation: Any, inputs: Sequence[Any]) -> list[Any]:
@@ -98,6 +107,12 @@ def source_line(equation: Any) -> tuple[str, int, str] | None:
     return library
 
 
+def source_text(equation: Any) -> str:
+    """`file:line` of the user's code, empty where nothing is known."""
+    line = source_line(equation)
+    return f"{line[0]}:{line[1]}" if line else ""
+
+
 def name_stack(equation: Any) -> str:
     """The `jax.named_scope` path of an equation, such as `block/attention`."""
     return str(equation.source_info.name_stack)
@@ -116,6 +131,12 @@ def argument_names(jaxpr: Any) -> Sequence[str]:
     The same names as in the compiled program; empty where JAX kept none.
     """
     return tuple(open_jaxpr(jaxpr).debug_info.arg_names or ())
+
+
+def argument_path(path: Sequence[Any]) -> str:
+    """`args[0]['w']` of the path of an array in the tuple of a step's arguments."""
+    first, *rest = path
+    return f"args[{first.idx}]{jax.tree_util.keystr(tuple(rest))}"
 
 
 def scan_counts(equation: Any) -> tuple[int, int]:
@@ -161,11 +182,6 @@ def is_tracing() -> bool:
     Whatever its arguments are: it may close over what is traced around it.
     """
     return not _core.trace_state_clean()
-
-
-def jit_is_off() -> bool:
-    """Whether `jax.disable_jit` is in effect (JAX 0.10 to 0.12)."""
-    return bool(_config.disable_jit.value)
 
 
 def under_vmap() -> bool:
@@ -227,7 +243,12 @@ def partitioned_by_compiler(
 
 def in_host_memory(value: Any) -> bool:
     """Whether a value's type says that it is in host memory (JAX 0.10 to 0.12)."""
-    return aval_of(value).memory_space == jax.memory.Space.Host
+    return is_host_type(aval_of(value))
+
+
+def is_host_type(aval: Any) -> bool:
+    """Whether a type says that it is of something in host memory (JAX 0.10 to 0.12)."""
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
 
 
 def retype(function: Callable[..., Any]) -> Callable[..., Any]:

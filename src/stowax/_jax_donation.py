@@ -27,6 +27,8 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 
+from ._jax import open_jaxpr
+
 _HOST, _SPACE = "pinned_host", jax.memory.Space.Host
 _lock = threading.Lock()
 _installed = False
@@ -105,7 +107,7 @@ def _naming(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _pairs_in(jaxpr: Any, before: int) -> dict[int, int]:
     """Argument → result, of those that a program names; `before` more come first."""
-    program = getattr(jaxpr, "jaxpr", jaxpr)
+    program = open_jaxpr(jaxpr)
     inputs = {variable: i for i, variable in enumerate(program.invars)}
     results = enumerate(program.outvars)
     outputs = {v: i for i, v in results if isinstance(v, _core.Var)}

@@ -15,6 +15,8 @@ from jax._src import mesh as _mesh
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 
+from ._jax import open_jaxpr
+
 
 class Unplannable(Exception):
     """Why a marked function cannot be planned where it is called."""
@@ -63,7 +65,7 @@ def opaque_primitive(
 
 def effects_of(jaxpr: Any) -> frozenset[Any]:
     """The effects that running a jaxpr has, but for those of axis names."""
-    effects = _open(jaxpr).effects
+    effects = open_jaxpr(jaxpr).effects
     return frozenset(e for e in effects if not isinstance(e, _core.NamedAxisEffect))
 
 
@@ -94,7 +96,3 @@ def tangent_type(value: Any) -> Any:
 def in_manual_mesh() -> bool:
     """Whether what is traced is one device's part of a program (`jax.shard_map`)."""
     return bool(_mesh.get_abstract_mesh().manual_axes)
-
-
-def _open(jaxpr: Any) -> Any:
-    return getattr(jaxpr, "jaxpr", jaxpr)

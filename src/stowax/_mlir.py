@@ -35,11 +35,6 @@ _PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
 _PLACEMENT = re.compile(r'_xla_buffer_placement\s*=\s*"([^"]*)"')
 _KNOWN_TO_SHARDY = {1: "stablehlo.negate", 2: "stablehlo.add"}
 _NAME = "stowax_name"
-_DIMENSIONS = {
-    "stablehlo.transpose": "permutation",
-    "stablehlo.broadcast_in_dim": "broadcast_dimensions",
-    "stablehlo.reduce": "dimensions",
-}
 
 
 def read_graph(module: Any) -> Graph:
@@ -51,7 +46,6 @@ def read_graph(module: Any) -> Graph:
         copy = module.operation.clone()
         body = copy.regions[0].blocks[0]
         sharded = any(op.operation.name == "sdy.mesh" for op in body.operations)
-        propagated = True
         if sharded:
             try:
                 _passmanager.PassManager.parse(_CALLS_AS_REGIONS).run(copy)
@@ -59,9 +53,8 @@ def read_graph(module: Any) -> Graph:
                 _stand_in(copy)
                 _passmanager.PassManager.parse(_PROPAGATION).run(copy)
             except _ir.MLIRError:
-                propagated = False
                 copy = module.operation.clone()
-        return _Reader(copy).graph(propagated)
+        return _Reader(copy).graph()
 
 
 def scopes(operation: Any) -> Iterator[str]:
@@ -71,10 +64,14 @@ def scopes(operation: Any) -> Iterator[str]:
     lines of a traceback, says who traced the program and not what it is.
     """
     yield _scope(operation)
-    for region in operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield from scopes(inner.operation)
+    for inner in _inside(operation):
+        yield from scopes(inner)
+
+
+def _inside(operation: Any) -> list[Any]:
+    """The operations in the blocks of an operation, as they are before any changes."""
+    blocks = (block for region in operation.regions for block in region.blocks)
+    return [view.operation for block in blocks for view in block.operations]
 
 
 def _inline(operation: Any) -> None:
@@ -83,27 +80,25 @@ def _inline(operation: Any) -> None:
     Propagation over calls is another one: it decides in another order, and a batch that
     XLA splits over the devices comes out whole. Calls must have been made regions.
     """
-    for region in operation.regions:
-        for block in region.blocks:
-            for op in [view.operation for view in block.operations]:
-                _inline(op)
-                if op.name == "sdy.data_flow_edge":  # comes with the regions
-                    op.results[0].replace_all_uses_with(op.operands[0])
-                    op.erase()
-                    continue
-                if op.name != "sdy.named_computation":
-                    continue
-                body = op.regions[0].blocks[0]
-                for argument, operand in zip(body.arguments, op.operands, strict=True):
-                    argument.replace_all_uses_with(operand)
-                *inside, last = [view.operation for view in body.operations]
-                outer = _scope(op)
-                for inner in inside:
-                    inner.move_before(op)
-                    _prefix(inner, outer)
-                for result, value in zip(op.results, last.operands, strict=True):
-                    result.replace_all_uses_with(value)
-                op.erase()
+    for op in _inside(operation):
+        _inline(op)
+        if op.name == "sdy.data_flow_edge":  # comes with the regions
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.erase()
+            continue
+        if op.name != "sdy.named_computation":
+            continue
+        body = op.regions[0].blocks[0]
+        for argument, operand in zip(body.arguments, op.operands, strict=True):
+            argument.replace_all_uses_with(operand)
+        *inside, last = _inside(op)
+        outer = _scope(op)
+        for inner in inside:
+            inner.move_before(op)
+            _prefix(inner, outer)
+        for result, value in zip(op.results, last.operands, strict=True):
+            result.replace_all_uses_with(value)
+        op.erase()
 
 
 def _stand_in(operation: Any) -> None:
@@ -113,27 +108,25 @@ def _stand_in(operation: Any) -> None:
     not have. Shardy itself has no rule for it, and nothing behind a square or an error
     function would be sharded. `_name` still has the operation's own name.
     """
-    for region in operation.regions:
-        for block in region.blocks:
-            for op in [view.operation for view in block.operations]:
-                _stand_in(op)
-                if not op.name.startswith("chlo."):
-                    continue
-                known = _KNOWN_TO_SHARDY.get(len(op.operands))
-                types = {str(value.type) for value in (*op.operands, *op.results)}
-                one = len(op.results) == 1 and not len(op.regions)
-                if not (one and known) or len(types) > 1:
-                    continue
-                with _ir.InsertionPoint(op):
-                    stand_in = _ir.Operation.create(
-                        known,
-                        results=[op.results[0].type],
-                        operands=list(op.operands),
-                        attributes={_NAME: _ir.StringAttr.get(op.name)},
-                        loc=op.location,
-                    )
-                op.results[0].replace_all_uses_with(stand_in.results[0])
-                op.erase()
+    for op in _inside(operation):
+        _stand_in(op)
+        if not op.name.startswith("chlo."):
+            continue
+        known = _KNOWN_TO_SHARDY.get(len(op.operands))
+        types = {str(value.type) for value in (*op.operands, *op.results)}
+        one = len(op.results) == 1 and not len(op.regions)
+        if not (one and known) or len(types) > 1:
+            continue
+        with _ir.InsertionPoint(op):
+            stand_in = _ir.Operation.create(
+                known,
+                results=[op.results[0].type],
+                operands=list(op.operands),
+                attributes={_NAME: _ir.StringAttr.get(op.name)},
+                loc=op.location,
+            )
+        op.results[0].replace_all_uses_with(stand_in.results[0])
+        op.erase()
 
 
 def _name(operation: Any) -> str:
@@ -154,10 +147,8 @@ def _prefix(operation: Any, outer: str) -> None:
     scope = _scope(operation)
     if outer and not scope.startswith(outer):
         operation.location = _ir.Location.name(f"{outer}/{scope}" if scope else outer)
-    for region in operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                _prefix(inner.operation, outer)
+    for inner in _inside(operation):
+        _prefix(inner, outer)
 
 
 def _memory(kind: str | None) -> Memory | None:
@@ -191,7 +182,7 @@ class _Reader:
         self.shardings: dict[Any, tuple[Axes, tuple[int, ...]]] = {}
         self.axis_sizes: dict[str, int] = {}
 
-    def graph(self, propagated: bool) -> Graph:
+    def graph(self) -> Graph:
         functions = {}
         donations: tuple[Donation, ...] = ()
         result_memory: tuple[Memory, ...] = ()
@@ -225,7 +216,6 @@ class _Reader:
             donations=donations,
             result_memory=result_memory,
             axis_sizes=self.axis_sizes,
-            propagated=propagated,
         )
 
     def signature(self, function: Any) -> tuple[list[Any], list[Any]]:
@@ -291,7 +281,7 @@ class _Reader:
             results=results,
             scope=_scope(op),
             target=target,
-            dimensions=_dimensions(op),
+            contracting=_contracting(op),
             regions=regions,
         )
 
@@ -372,18 +362,12 @@ def _target(op: Any) -> tuple[str, Memory | None]:
     return target, placement
 
 
-def _dimensions(op: Any) -> tuple[tuple[int, ...], ...]:
-    if op.name == "stablehlo.dot_general":
-        numbers = _stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
-        return (
-            tuple(numbers.lhs_batching_dimensions),
-            tuple(numbers.rhs_batching_dimensions),
-            tuple(numbers.lhs_contracting_dimensions),
-            tuple(numbers.rhs_contracting_dimensions),
-        )
-    if op.name in _DIMENSIONS:
-        return (tuple(_ir.DenseI64ArrayAttr(op.attributes[_DIMENSIONS[op.name]])),)
-    return ()
+def _contracting(op: Any) -> tuple[tuple[int, ...], ...]:
+    if op.name != "stablehlo.dot_general":
+        return ()
+    numbers = _stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+    left, right = numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions
+    return tuple(left), tuple(right)
 
 
 def _loop_argument(op: Any) -> Callable[[int], Any] | None:

@@ -73,22 +73,24 @@ def _value_of(wanted: Any, value: Any, where: str) -> Any:
             for key, item in value.items()
         }
     elif origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in inside:
-            return None
-        *others, last = (kind for kind in inside if kind is not type(None))
-        for kind in others:
-            with contextlib.suppress(NotSuchARecord):
-                return _value_of(kind, value, where)
-        return _value_of(last, value, where)
-    elif origin is typing.Literal:
-        if value in inside:
-            return value
-    elif wanted is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+        return _one_of(inside, value, where)
+    elif origin is typing.Literal and value in inside:
+        return value
+    elif wanted is float and type(value) in (int, float):
+        return float(value)
     elif wanted in (int, str, bool) and type(value) is wanted:
         return value
     raise NotSuchARecord(f"{where} is {value!r:.60}")
+
+
+def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    *others, last = (kind for kind in kinds if kind is not type(None))
+    for kind in others:
+        with contextlib.suppress(NotSuchARecord):
+            return _value_of(kind, value, where)
+    return _value_of(last, value, where)
 
 
 def _key_of(wanted: Any, key: str, where: str) -> Any:

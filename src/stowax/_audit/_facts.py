@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
 from .. import _jax
 from .._records._audit import CopiedUpdate, Facts
 from .._where import NOWHERE, Place
@@ -77,10 +75,6 @@ def _copied(plain: Any, kept: dict[Any, str]) -> list[CopiedUpdate]:
     return found
 
 
-def _inside(jaxpr: Any) -> list[Any]:
-    return list(_jax.open_jaxpr(jaxpr).eqns)
-
-
 def _placed(equations: list[Any]) -> Place:
     """The line of the first that has one: what JAX derives by itself has none."""
     places = (_place(equation) for equation in equations)
@@ -98,7 +92,7 @@ def _needed(
     for position, equation in enumerate(plain.eqns):
         yield from (
             update
-            for inner in _nested(equation)
+            for inner in _jax.jaxprs_in(equation.params)
             for update in _needed(inner, {}, least_bytes)
         )
         target = equation.invars[0] if equation.invars else None
@@ -122,16 +116,6 @@ def _needed(
             )
 
 
-def _nested(equation: Any) -> list[Any]:
-    return [
-        _jax.open_jaxpr(inner)
-        for inner in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-        )
-        if hasattr(inner, "eqns")
-    ]
-
-
 def _kept(plain: Any, shapes: set[Any]) -> tuple[int, Place]:
     """Bytes that the forward pass makes and the backward pass reads, and their line.
 
@@ -153,7 +137,7 @@ def _kept(plain: Any, shapes: set[Any]) -> tuple[int, Place]:
                     equation,
                 )
             )
-        inner += [_kept(jaxpr, shapes) for jaxpr in _nested(equation)]
+        inner += [_kept(jaxpr, shapes) for jaxpr in _jax.jaxprs_in(equation.params)]
     known = [(size, place) for place, size in found.items() if place.line]
     own = sum(found.values()), max(known, default=(0, NOWHERE))[1]
     return max([own, *inner], key=lambda kept: kept[0])
@@ -168,9 +152,10 @@ def _recomputed(plain: Any) -> Place | None:
     for equation in plain.eqns:
         if equation.primitive.name in ("checkpoint", "remat2"):
             if equation.params.get("differentiated"):
-                return _placed([equation, *_inside(equation.params["jaxpr"])])
+                inner = _jax.open_jaxpr(equation.params["jaxpr"])
+                return _placed([equation, *inner.eqns])
             continue
-        for inner in _nested(equation):
+        for inner in _jax.jaxprs_in(equation.params):
             if (found := _recomputed(inner)) is not None:
                 return found
     return None

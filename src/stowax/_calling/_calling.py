@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from .._errors import ArgumentError, StowaxError
+from .._jax import argument_path
 from .._jax_jit import jit_info, spread_as_told
 from ._known import Known, KnownStep, known
 from ._leaves import Static, computed, flatten, in_modules, whole
@@ -177,7 +178,7 @@ def _check_hashable(
             ]
             given = other.value if isinstance(other, Static) else other
             raise ArgumentError(
-                _path(path),
+                argument_path(path),
                 f"{type(given).__name__} {given!r:.60}, neither an array nor hashable",
                 "Give arrays, or what can be compared from call to call.",
             ) from None
@@ -215,13 +216,8 @@ def _odd(taken: Taken) -> tuple[str, Any] | None:
     for k, flag in enumerate(taken.flags):
         other = None if flag else next(following)
         if not flag and k not in inside and not isinstance(other, Static):
-            return _path(paths[k][0]), other
+            return argument_path(paths[k][0]), other
     return None
-
-
-def _path(path: Sequence[Any]) -> str:
-    first, *rest = path
-    return f"args[{first.idx}]{jax.tree_util.keystr(tuple(rest))}"
 
 
 _BY_POSITION = inspect.Signature(

@@ -12,13 +12,21 @@ import click
 
 from .._files import check_writable, write_whole
 from .._streams import only_result_on_stdout
-from ._base import COULD_NOT_RUN, FINE, FOUND, INTERRUPTED, command, json_option
-
-_AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+from ._base import (
+    AS_IT_IS,
+    COULD_NOT_RUN,
+    FINE,
+    FOUND,
+    INTERRUPTED,
+    command,
+    json_option,
+    module_option,
+    script_arguments,
+)
 
 
 @click.command(
-    context_settings=_AS_IT_IS, short_help="Run a script and find its transfers."
+    context_settings=AS_IT_IS, short_help="Run a script and find its transfers."
 )
 @click.option(
     "--steps",
@@ -33,19 +41,13 @@ _AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     metavar="KIND[:FILE]",
     help="Findings that are meant so, in all files or in one. Repeatable.",
 )
-@click.option(
-    "-m",
-    "is_module",
-    is_flag=True,
-    help="SCRIPT.py is the name of a module, as in python -m.",
-)
+@module_option
 @click.option(
     "--html", metavar="PAGE.html", help="Write the findings as a page for a browser."
 )
 @click.option("-o", "output", metavar="AUDIT.json", help="Write the findings as JSON.")
 @json_option
-@click.argument("script", metavar="SCRIPT.py")
-@click.argument("words", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
+@script_arguments
 @command
 def audit(
     script: str,

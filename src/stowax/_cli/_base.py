@@ -84,6 +84,26 @@ def _named_as_typed(error: StowaxError) -> str:
     return str(error)
 
 
+def script_arguments(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A script and its own arguments, which nobody else reads."""
+    words = click.argument(
+        "words", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED
+    )
+    return click.argument("script", metavar="SCRIPT.py")(words(run))
+
+
+AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Settings of a command with `script_arguments`."""
+
+module_option = click.option(
+    "-m",
+    "is_module",
+    is_flag=True,
+    help="SCRIPT.py is the name of a module, as in python -m.",
+)
+host_budget_option = click.option(
+    "--host-budget", metavar="BYTES", help="Host memory per device."
+)
 function_argument = click.argument("where", metavar="FILE.py:FUNCTION")
 target_option = click.option(
     "--target",

@@ -26,11 +26,11 @@ from ._base import (
     FOUND,
     command,
     function_argument,
+    host_budget_option,
     json_option,
     progress_to_stderr,
     target_option,
 )
-from ._calibrate import calibrate
 from ._inspect import inspect
 from ._run import run
 from ._user_file import load_step
@@ -89,7 +89,7 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
     metavar="BYTES",
     help="Device memory per device, such as 16GiB. Repeated: a table, a line for each.",
 )
-@click.option("--host-budget", metavar="BYTES", help="Host memory per device.")
+@host_budget_option
 @target_option
 @click.option(
     "--pin",
@@ -196,7 +196,6 @@ def plan(
 main.add_command(inspect)
 main.add_command(run)
 main.add_command(audit)
-main.add_command(calibrate)
 
 
 @main.command(short_help="Run a step with its plan and without, and compare.")
@@ -301,6 +300,36 @@ def _row_as_json(row: Any) -> dict[str, Any]:
         "measured": {name: found.to_json() for name, found in row.measured},
         "notes": row.notes,
     }
+
+
+@main.command(short_help="Measure the attached devices, for better plans.")
+@click.option(
+    "--target",
+    metavar="cpu|gpu|tpu",
+    help="Platform to measure (default: the one that JAX uses).",
+)
+@json_option
+@command
+def calibrate(target: Any, as_json: bool) -> int:
+    """Measure what the attached devices and their host reach, all busy at once.
+
+    Takes under two minutes, and needs the devices to itself. The result is kept in the
+    user's cache (or in the file that STOWAX_CALIBRATION names), shown by `stowax
+    targets`, and used for plans on this machine; delete the file to plan by the makers'
+    figures again. The exit code is 1 where the link to the host could not be measured.
+
+    \b
+    Examples:
+      stowax calibrate
+      stowax calibrate --target cpu --json
+    """  # noqa: D301
+    import stowax
+
+    with only_result_on_stdout():
+        found = stowax.calibrate(target, progress=progress_to_stderr())
+        text = json.dumps(found.to_json(), indent=1) if as_json else str(found)
+    click.echo(text)
+    return FINE if found.link is not None else FOUND
 
 
 @main.command(short_help="Train and plan a small GPT.")

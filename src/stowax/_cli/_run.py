@@ -7,20 +7,27 @@ import click
 
 from .._errors import ArgumentError
 from .._files import check_writable
-from ._base import INTERRUPTED, command, progress_to_stderr, target_option
-
-_AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+from ._base import (
+    AS_IT_IS,
+    INTERRUPTED,
+    command,
+    host_budget_option,
+    module_option,
+    progress_to_stderr,
+    script_arguments,
+    target_option,
+)
 
 
 @click.command(
-    context_settings=_AS_IT_IS, short_help="Run a script, its training step planned."
+    context_settings=AS_IT_IS, short_help="Run a script, its training step planned."
 )
 @click.option(
     "--budget",
     metavar="BYTES",
     help="Device memory per device, such as 16GiB, or 60% of what the step takes.",
 )
-@click.option("--host-budget", metavar="BYTES", help="Host memory per device.")
+@host_budget_option
 @target_option
 @click.option("--plan", "plan", metavar="PLAN.json", help="A plan made before.")
 @click.option(
@@ -29,14 +36,8 @@ _AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     help="Keep plans here (else in the user's cache), and the programs compiled.",
 )
 @click.option("-o", "output", metavar="PLAN.json", help="Save the plan.")
-@click.option(
-    "-m",
-    "is_module",
-    is_flag=True,
-    help="SCRIPT.py is the name of a module, as in python -m.",
-)
-@click.argument("script", metavar="SCRIPT.py")
-@click.argument("words", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
+@module_option
+@script_arguments
 @command
 def run(
     script: str,

@@ -25,16 +25,13 @@ kernel without a cost estimate by its bytes and the products in its body. Both a
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from .. import _jax
 from .._errors import ArgumentError
-from .._hardware._figures import INTERCONNECT_EFFICIENCY as INTERCONNECT_EFFICIENCY
-from .._hardware._figures import MATRIX_EFFICIENCY as MATRIX_EFFICIENCY
-from .._hardware._figures import MEMORY_EFFICIENCY as MEMORY_EFFICIENCY
-from .._hardware._figures import VECTOR_EFFICIENCY as VECTOR_EFFICIENCY
+from .._hardware._figures import INTERCONNECT_EFFICIENCY, VECTOR_EFFICIENCY, Chip
 from ._passes import Flat, Passes, flatten
-from ._record import OperationCost as OperationCost
+from ._record import OperationCost
 from ._rules import (
     COLLECTIVES,
     LOOPS,
@@ -51,36 +48,6 @@ VECTOR_OPERATIONS_PER_BYTE = 4
 unknown: assumed (TPU v5p 5, H100 20)."""
 
 
-class ChipFigures(Protocol):
-    """What is needed of a chip: `stowax._hardware._hardware.Chip` has it."""
-
-    @property
-    def interconnect(self) -> Any:
-        """A figure whose `value` is in bytes/second, both directions, or `None`."""
-        ...
-
-    @property
-    def launch_seconds(self) -> float:
-        """Seconds that a device spends on starting one kernel."""
-        ...
-
-    def matrix_reached(self, dtype: str) -> float | None:
-        """Operations per second that matrix products reach, or `None`."""
-        ...
-
-    def memory_rate(self) -> float | None:
-        """Bytes per second of device memory, nominally, or `None`."""
-        ...
-
-    def memory_reached(self) -> float | None:
-        """Bytes per second of device memory that loops reach, or `None`."""
-        ...
-
-    def vector_reached(self) -> float | None:
-        """Elementwise operations per second that loops reach, or `None`."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Leaf:
     """One priced operation: of which equation, how often, by how many devices alike."""
@@ -92,24 +59,6 @@ class _Leaf:
 
 
 _Axes = Mapping[str, int]
-
-
-def cost_of_equation(equation: Any) -> OperationCost:
-    """Operations and bytes of one equation on its own, over all devices together.
-
-    Every operand is read and every result written; inside calls and loops the fusion
-    rule of this module applies. What has no rule is in `unpriced`, with its bytes
-    counted.
-
-    >>> import jax, jax.numpy as jnp
-    >>> jaxpr = jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5)))
-    >>> cost_of_equation(jaxpr.eqns[0]).matrix_flops  # 2·M·N·K
-    (('float32', 60),)
-    """
-    variables = (v for v in equation.invars if not isinstance(v, _jax.Literal))
-    inputs = list(dict.fromkeys(variables))
-    flat = flatten(inputs, [equation], equation.outvars)
-    return _total(_leaves(flat, {}))
 
 
 def cost_of_jaxpr(jaxpr: Any) -> OperationCost:
@@ -124,8 +73,8 @@ def cost_of_jaxpr(jaxpr: Any) -> OperationCost:
     return _total(_leaves(_flat_of(jaxpr), {}))
 
 
-def seconds(cost: OperationCost, chip: ChipFigures, *, shards: int = 1) -> float:
-    """Time that one device takes for its `1 / shards` of `cost`, by the roofline.
+def seconds(cost: OperationCost, chip: Chip) -> float:
+    """Time that one device takes for `cost`, by the roofline.
 
     The larger of arithmetic (matrix and vector operations one after the other) and
     memory, plus communication: collectives wait for what they send. Rates are what
@@ -136,13 +85,12 @@ def seconds(cost: OperationCost, chip: ChipFigures, *, shards: int = 1) -> float
 
     **Raises:** `ArgumentError` for a chip without a memory bandwidth or matrix rate.
 
+    >>> from stowax._hardware._figures import MATRIX_EFFICIENCY
     >>> from stowax._hardware._hardware import CHIPS
     >>> product = OperationCost(matrix_flops=(("bfloat16", 989 * 10**12),))
     >>> round(seconds(product, CHIPS["h100"]) * MATRIX_EFFICIENCY, 6)
     1.0
     """
-    if shards < 1:
-        raise ArgumentError("shards", str(shards), "Write 1 for an unsharded value.")
     nominal, reached = chip.memory_rate(), chip.memory_reached()
     if nominal is None or reached is None:
         raise ArgumentError(
@@ -156,11 +104,11 @@ def seconds(cost: OperationCost, chip: ChipFigures, *, shards: int = 1) -> float
     one_way = chip.interconnect.value
     wire_rate = one_way / 2 if one_way is not None else nominal
     wire = cost.collective_bytes / (wire_rate * INTERCONNECT_EFFICIENCY)
-    return (max(arithmetic, memory) + wire) / shards
+    return max(arithmetic, memory) + wire
 
 
 def operation_seconds(
-    program: Any, chip: ChipFigures, shards_of: Callable[[int], int] = lambda number: 1
+    program: Any, chip: Chip, shards_of: Callable[[int], int] = lambda number: 1
 ) -> list[tuple[float, bool]]:
     """Seconds of every node of a program on one device, and whether a rule knew it.
 
@@ -193,7 +141,7 @@ def operation_seconds(
     return list(zip(totals, priced, strict=True))
 
 
-def program_seconds(jaxpr: Any, chip: ChipFigures, *, shards: int = 1) -> float:
+def program_seconds(jaxpr: Any, chip: Chip, *, shards: int = 1) -> float:
     """Seconds of a whole jaxpr on one device, operation by operation.
 
     Larger than `seconds(cost_of_jaxpr(jaxpr), chip)`, which lets all arithmetic of the
@@ -212,7 +160,7 @@ def program_seconds(jaxpr: Any, chip: ChipFigures, *, shards: int = 1) -> float:
     )
 
 
-def _starting(leaf: _Leaf, chip: ChipFigures) -> float:
+def _starting(leaf: _Leaf, chip: Chip) -> float:
     """Seconds of starting kernels: one for whatever leaves its result in memory.
 
     Every device starts its own. What is fused into something else starts nothing.
@@ -220,7 +168,7 @@ def _starting(leaf: _Leaf, chip: ChipFigures) -> float:
     return leaf.times * chip.launch_seconds if leaf.cost.bytes_written else 0.0
 
 
-def _matrix_rate(chip: ChipFigures, dtype: str) -> float:
+def _matrix_rate(chip: Chip, dtype: str) -> float:
     """What products of `dtype` reach, or of the slowest dtype that the table has."""
     rate = chip.matrix_reached(dtype)
     if rate is not None:
@@ -233,7 +181,7 @@ def _matrix_rate(chip: ChipFigures, dtype: str) -> float:
     return min(known)
 
 
-def _known(cost: OperationCost, chip: ChipFigures) -> bool:
+def _known(cost: OperationCost, chip: Chip) -> bool:
     if cost.collective_bytes and chip.interconnect.value is None:
         return False
     return all(chip.matrix_reached(dtype) is not None for dtype, _ in cost.matrix_flops)

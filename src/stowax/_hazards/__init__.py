@@ -18,6 +18,7 @@ from ._context import Context as Context
 from ._context import Machine as Machine
 from ._context import make_context as make_context
 from ._copies import (
+    misplaced_copies,
     small_copies,
     synchronous_copies,
     unaligned_offloads,
@@ -28,7 +29,6 @@ from ._host_compute import host_compute
 from ._host_memory import host_memory, kinds_dropped
 from ._kinds import KINDS
 from ._known_bad import known_bad
-from ._misplaced import misplaced_copies
 from ._rematerialization import rematerialization
 
 HAZARD_KINDS: Mapping[str, str] = {name: kind.what for name, kind in KINDS.items()}

@@ -1,4 +1,7 @@
-"""Copies that cost time: nothing hides them, or they are too small to be worth it."""
+"""Copies that cost time, or go elsewhere than the program says.
+
+Nothing hides them, or they are too small to be worth it.
+"""
 
 from collections.abc import Iterator
 
@@ -23,6 +26,18 @@ _PADDED = 1.5
 COPY_SECONDS = 10e-6
 """What starting a copy takes, whatever its bytes: assumed (the order of magnitude of a
 DMA over PCIe, its descriptor and its completion included)."""
+
+
+def misplaced_copies(context: Context) -> Iterator[Hazard]:
+    """Slices that are copied from or to another place than said (`_hlo._offsets`)."""
+    for item in context.program.misplaced:
+        yield hazard(
+            "misplaced-copy",
+            where(item),
+            "the compiler's note of where it begins is not, or cannot be seen to be, "
+            "what the program says",
+            instruction=item.name,
+        )
 
 
 def synchronous_copies(context: Context) -> Iterator[Hazard]:

@@ -13,21 +13,10 @@ explicit `dynamic_slice` or `dynamic_update_slice` of a host buffer in the carry
 survive.
 """
 
-from typing import Protocol
+import re
 
-from .._records._program import HOST_SPACE as HOST_SPACE
-from .._records._program import Computation as Computation
-from .._records._program import Direction as Direction
-from .._records._program import Instruction as Instruction
-from .._records._program import Program as Program
-from .._records._program import Transfer as Transfer
-
-
-class HasTransfers(Protocol):
-    """A `Program` or an `Inspection`."""
-
-    @property
-    def transfers(self) -> tuple[Transfer, ...]: ...
+from .._records._inspection import Inspection
+from .._records._program import Program, Transfer
 
 
 def read_program(serialized: bytes) -> Program:
@@ -54,7 +43,9 @@ def read_program(serialized: bytes) -> Program:
     return read(serialized)
 
 
-def transfers_named(program: HasTransfers, substring: str) -> tuple[Transfer, ...]:
+def transfers_named(
+    program: Program | Inspection, substring: str
+) -> tuple[Transfer, ...]:
     """The device-host copies that carry a scope name in their `op_name`.
 
     Whoever plans a copy wraps it in `jax.named_scope` and asks here whether it is in
@@ -75,10 +66,5 @@ def transfers_named(program: HasTransfers, substring: str) -> tuple[Transfer, ..
 
 
 def _names(op_name: str, scope: str) -> bool:
-    position = op_name.find(scope)
-    while position >= 0:
-        after = op_name[position + len(scope) : position + len(scope) + 1]
-        if scope.endswith(".") or not (after.isalnum() or after in ("_", "-", ".")):
-            return True
-        position = op_name.find(scope, position + 1)
-    return False
+    ends = "" if scope.endswith(".") else r"(?![\w.-])"
+    return re.search(re.escape(scope) + ends, op_name) is not None

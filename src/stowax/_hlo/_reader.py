@@ -8,6 +8,7 @@ module, inside the function, because it imports protobuf.
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -15,6 +16,7 @@ from google.protobuf.message import DecodeError
 from .._errors import ArgumentError
 from .._records._program import (
     COLLECTIVES,
+    HOST_SPACE,
     Computation,
     Instruction,
     Misplaced,
@@ -22,13 +24,11 @@ from .._records._program import (
     Transfer,
 )
 from .._where import OWN_FOLDER
-from ._aliases import aliased, crossing
 from ._costs import (
     Function,
     called,
     config,
     dtype_name,
-    leaves,
     matrix_work,
     shape_bytes,
     touched,
@@ -198,8 +198,8 @@ def read(serialized: bytes) -> Program:
         computations=computations,
         transfers=tuple(transfers),
         uncounted_loops=tuple(reader.uncounted),
-        aliased=frozenset(aliased(module)),
-        crossing=frozenset(crossing(module)),
+        aliased=frozenset(_aliased(module)),
+        crossing=frozenset(_crossing(module)),
         scheduled=entry.message.id in reader.sequences,
         misplaced=tuple(
             Misplaced(
@@ -224,7 +224,6 @@ def _instruction(reader: Reader, visit: _Visit, item: Any) -> Instruction:
         wrapped=inner.root.opcode if inner is not None else _fused(reader, item),
         target=(inner.root if inner is not None else item).custom_call_target,
         result_bytes=shape_bytes(item.shape),
-        memory_spaces=_spaces(item),
         operands=tuple(operand.name for operand in function.operands(item)),
         called=tuple(
             functions[i].message.name
@@ -252,10 +251,6 @@ def _fused(reader: Reader, item: Any) -> str:
     return ""
 
 
-def _spaces(item: Any) -> tuple[int, ...]:
-    return tuple(leaf.layout.memory_space for leaf in leaves(item.shape))
-
-
 def _estimated_cycles(item: Any) -> int | None:
     if b"estimated_cycles" not in item.backend_config:
         return None
@@ -281,3 +276,35 @@ def _nothing(_: int) -> None:
 
 def _whole(number: float) -> float:
     return round(number) if abs(number - round(number)) < 1e-9 else number
+
+
+def _aliased(module: Any) -> Iterator[int]:
+    """Numbers of the arguments that outputs take the place of.
+
+    Where there are very many, the compiler passes them as one tuple.
+    """
+    for alias in module.input_output_alias.entries:
+        yield next(iter(alias.parameter_index), alias.parameter_number)
+
+
+def _crossing(module: Any) -> Iterator[int]:
+    """Those of them that lie in another memory than the output.
+
+    No program is to have any: the runtime takes an output for an array that lies where
+    its type says, and the figures count it there.
+    """
+    shape = module.host_program_shape
+    for alias in module.input_output_alias.entries:
+        argument = _part(
+            shape.parameters[alias.parameter_number], alias.parameter_index
+        )
+        output = _part(shape.result, alias.output_index)
+        spaces = argument.layout.memory_space, output.layout.memory_space
+        if (HOST_SPACE in spaces) and spaces[0] != spaces[1]:
+            yield next(iter(alias.parameter_index), alias.parameter_number)
+
+
+def _part(shape: Any, index: Any) -> Any:
+    for number in index:
+        shape = shape.tuple_shapes[number]
+    return shape

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from .. import _jax, _jax_targets
-from .._cost._cost import ChipFigures
+from .._hardware._figures import Chip
 from .._records._intent import ArgumentAsked, Intent, OutputAsked
 from .._step._lineage import fetched_in_vain, returned_state
 from .._target._compiled import LoweredProgram
@@ -24,7 +24,7 @@ from ._intent_copies import find_copies, policies_of
 
 
 def intent_of_lowered(
-    lowered: LoweredProgram, given: Mapping[str, Any], chip: ChipFigures | None
+    lowered: LoweredProgram, given: Mapping[str, Any], chip: Chip | None
 ) -> Intent:
     """Everything: `lowered` comes from `Target.lower(jitted, *args)`.
 
@@ -44,7 +44,7 @@ def intent_of_lowered(
             path=_argument_path(path),
             bytes=_shard_bytes(variable.aval, sharding),
             parameter=kept.index(i) if i in kept else None,
-            on_host=_on_host(sharding) or _in_host(variable.aval),
+            on_host=_on_host(sharding) or _jax.is_host_type(variable.aval),
             donated=bool(info.donated),
             returned=returned.get(i),
             fetched_in_vain=i in fetched,
@@ -56,7 +56,7 @@ def intent_of_lowered(
     outputs = tuple(
         OutputAsked(
             path=f"its result{jax.tree_util.keystr(path)}",
-            on_host=_on_host(sharding) or _in_host(variable.aval),
+            on_host=_on_host(sharding) or _jax.is_host_type(variable.aval),
         )
         for (path, _), variable, sharding in zip(
             jax.tree.leaves_with_path(lowered.lowered.out_info),
@@ -145,16 +145,12 @@ def options_of(
     return options
 
 
-def _priceable(chip: ChipFigures | None) -> bool:
+def _priceable(chip: Chip | None) -> bool:
     return chip is not None and chip.memory_rate() is not None
 
 
 def _on_host(sharding: Any) -> bool:
     return getattr(sharding, "memory_kind", None) in HOST_KINDS
-
-
-def _in_host(aval: Any) -> bool:
-    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
 
 
 def _shard_bytes(aval: Any, sharding: Any) -> int:

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 
 from .. import _jax
-from .._cost._cost import ChipFigures, operation_seconds
+from .._cost._cost import operation_seconds
 from .._cost._trips import trip_count
+from .._hardware._figures import Chip
 from .._jaxprs._jaxpr import Program, is_checkpoint
 from .._records._intent import CopyAsked, PolicyAsked
 from .._step._lineage import returned_copies
@@ -37,7 +38,7 @@ class Found:
     opaque: set[str]
 
 
-def find_copies(jaxpr: Any, chip: ChipFigures | None, devices: int) -> Found:
+def find_copies(jaxpr: Any, chip: Chip | None, devices: int) -> Found:
     """Everything in `jaxpr`, loops and calls included.
 
     **Arguments:** `chip` prices what it takes to make a value again; `devices` is how
@@ -56,7 +57,7 @@ class _Place:
     """Where the walk is: how often it runs there, and whether in a loop."""
 
     trips: int | None
-    chip: ChipFigures | None
+    chip: Chip | None
     devices: int
     returned: frozenset[int]
     in_loop: bool = False
@@ -101,11 +102,8 @@ def _inside(equation: Any) -> Iterator[tuple[Any, int | None]]:
     elif name == "while":
         times = trip_count(equation)
     special = getattr(params.get("_prim"), "params", {})
-    for parameter in (*params.values(), *special.values()):
-        many = parameter if isinstance(parameter, tuple | list) else (parameter,)
-        for inner in many:
-            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                yield inner, times
+    for inner in (*_jax.jaxprs_in(params), *_jax.jaxprs_in(special)):
+        yield inner, times
 
 
 def _policy(policy: Any, equation: Any, found: Found) -> None:
@@ -131,8 +129,10 @@ def _checkpointed(equation: Any) -> str:
     _, found, line = info.rpartition(" at ")
     if found and not line.startswith(_LIBRARIES):
         return line
-    lines = map(source_of, getattr(inner, "eqns", ()))
-    return next((inside for inside in lines if inside), "") or source_of(equation)
+    lines = map(_jax.source_text, getattr(inner, "eqns", ()))
+    return next((inside for inside in lines if inside), "") or _jax.source_text(
+        equation
+    )
 
 
 def policies_of(found: Found) -> tuple[PolicyAsked, ...]:
@@ -162,7 +162,7 @@ def _copies(
     ):
         if isinstance(source, _jax.Literal) or result not in read:
             continue
-        if not _to_host(result, where) or _in_host(source):
+        if not _to_host(result, where) or _jax.is_host_type(source.aval):
             continue
         maker = makers.get(source)
         if maker is not None and maker.primitive.name in _MADE_IN_PLACE:
@@ -180,7 +180,8 @@ def _copies(
                 shape=tuple(aval.shape),
                 item_bytes=aval.dtype.itemsize,
                 name=scopes[-1] if scopes else made,
-                source=source_of(equation) or (source_of(maker) if maker else ""),
+                source=_jax.source_text(equation)
+                or (_jax.source_text(maker) if maker else ""),
                 seconds_again=again(source),
                 returned=id(equation) in place.returned,
             )
@@ -189,11 +190,7 @@ def _copies(
 
 def _to_host(result: Any, where: Any) -> bool:
     kind = getattr(where, "memory_kind", None)
-    return _in_host(result) or kind in HOST_KINDS
-
-
-def _in_host(atom: Any) -> bool:
-    return getattr(atom.aval, "memory_space", None) == jax.memory.Space.Host
+    return _jax.is_host_type(result.aval) or kind in HOST_KINDS
 
 
 class _Again:
@@ -223,12 +220,6 @@ class _Again:
         equations = [self.program.nodes[k].equation for k in run]
         if any(_jax.has_effects(e) for e in equations):
             return None
-        if any(_in_host(v) for e in equations for v in e.invars):
+        if any(_jax.is_host_type(v.aval) for e in equations for v in e.invars):
             return None  # made of what crosses the link itself
         return sum(self.seconds[k][0] for k in run)
-
-
-def source_of(equation: Any) -> str:
-    """`file:line` of the user's code, empty where nothing is known."""
-    line = _jax.source_line(equation)
-    return f"{line[0]}:{line[1]}" if line else ""

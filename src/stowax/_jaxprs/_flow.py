@@ -96,17 +96,15 @@ class _Work:
         if "dot" in name or "ffi" in name or "custom_call" in name:
             return written, True
         amount, costly = 0.0, "pallas" in name
-        for value in params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if hasattr(_jax.open_jaxpr(inner), "eqns"):
-                    more, has_product = self._of_jaxpr(inner)
-                    amount, costly = amount + more, costly or has_product
+        for inner in _jax.jaxprs_in(params):
+            more, has_product = self._of_jaxpr(inner)
+            amount, costly = amount + more, costly or has_product
         return max(written, amount * params.get("length", 1)), costly
 
     def _of_jaxpr(self, jaxpr: Any) -> tuple[float, bool]:
         found = self._inner.get(id(jaxpr))
         if found is None:
-            parts = [self.of(equation) for equation in _jax.open_jaxpr(jaxpr).eqns]
+            parts = [self.of(equation) for equation in jaxpr.eqns]
             amount = sum((a for a, _ in parts), 0.0)
             found = (jaxpr, amount, any(c for _, c in parts))
             self._inner[id(jaxpr)] = found

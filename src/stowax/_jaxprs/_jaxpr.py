@@ -174,6 +174,19 @@ class Node:
     inputs: tuple[int | None, ...]
     outputs: tuple[int, ...]
 
+    @property
+    def described(self) -> str:
+        """The equation in words: its operation and the user's line."""
+        where = _jax.source_text(self.equation)
+        return self.equation.primitive.name + (f" ({where})" if where else "")
+
+    def read(self, values: Mapping[int, Any]) -> list[Any]:
+        """What it reads, literals included, given values by number."""
+        pairs = zip(self.inputs, self.equation.invars, strict=True)
+        return [
+            atom.val if number is None else values[number] for number, atom in pairs
+        ]
+
 
 class Program:
     """A flat jaxpr whose values are numbered: inputs first, then every output in order.
@@ -263,12 +276,8 @@ class Program:
         stored = frozenset(env)
         for position in self.closure(wanted, stored, effects=effects):
             node = self.nodes[position]
-            values = [
-                atom.val if number is None else env[number]
-                for number, atom in zip(node.inputs, node.equation.invars, strict=True)
-            ]
             with scope(position) if scope else contextlib.nullcontext():
-                out = bind(node.equation, values)
+                out = bind(node.equation, node.read(env))
             for number, value in zip(node.outputs, out, strict=True):
                 if number not in stored:
                     env[number] = value

@@ -62,15 +62,7 @@ class Chain:
         return self.start + self.period * self.count
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What is worth rolling: see `find_repeats`."""
-
-    minimum_count: int
-    minimum_share: float
-
-
-def find_chains(flow: Flow, limits: Limits) -> list[Chain]:
+def find_chains(flow: Flow) -> list[Chain]:
     """The chains of a program in order, none overlapping another.
 
     The period that removes the most work from the program is taken first; what lies
@@ -80,7 +72,7 @@ def find_chains(flow: Flow, limits: Limits) -> list[Chain]:
     segments = [(0, len(flow.codes))]
     while segments:
         low, high = segments.pop()
-        chains = sorted(_best_period(flow, low, high, limits), key=lambda c: c.start)
+        chains = sorted(_best_period(flow, low, high), key=lambda c: c.start)
         if not chains:
             continue
         found += chains
@@ -89,18 +81,22 @@ def find_chains(flow: Flow, limits: Limits) -> list[Chain]:
     return sorted(found, key=lambda c: c.start)
 
 
+_LEAST_COUNT = 2  # blocks of a chain
+# Part of the program's work (multiply-adds of products, elements written elsewhere).
+# Two products that happen to follow one another in a large program are no loop.
+_LEAST_SHARE = 0.02
 _REACH = 512  # equal operations a block may hold
 _TRIES = 256  # periods looked at in one segment
 _SMALL = 4096  # segments without costly operations are searched up to this length
 
 
-def _best_period(flow: Flow, low: int, high: int, limits: Limits) -> list[Chain]:
+def _best_period(flow: Flow, low: int, high: int) -> list[Chain]:
     best: list[Chain] = []
     best_key = (0.0, 0.0)
     for period, bound in _periods(flow, low, high):
         if bound < best_key[0] * (1 - 1e-9):
             continue
-        chains = _chains_of_period(flow, low, high, period, limits)
+        chains = _chains_of_period(flow, low, high, period)
         saved = sum(c.saved for c in chains)
         covered = sum(c.saved * c.count / (c.count - 1) for c in chains)
         margin = 1 + 1e-6  # of two that are equal, the period that was tried first
@@ -141,31 +137,29 @@ def _periods(flow: Flow, low: int, high: int) -> list[tuple[int, float]]:
     return sorted(result, key=lambda pair: (-pair[1], pair[0]))
 
 
-def _chains_of_period(
-    flow: Flow, low: int, high: int, period: int, limits: Limits
-) -> list[Chain]:
+def _chains_of_period(flow: Flow, low: int, high: int, period: int) -> list[Chain]:
     same = flow.codes[low : high - period] == flow.codes[low + period : high]
     steps = np.diff(np.concatenate(([0], same.view(np.int8), [0])))
     begins, ends = np.flatnonzero(steps == 1) + low, np.flatnonzero(steps == -1) + low
-    long = ends - begins >= period * (limits.minimum_count - 1)
+    long = ends - begins >= period * (_LEAST_COUNT - 1)
     chains = []
     stop = low
     for begin, end in zip(begins[long].tolist(), ends[long].tolist(), strict=True):
         begin = max(begin, stop)
-        if end + period - begin < limits.minimum_count * period:
+        if end + period - begin < _LEAST_COUNT * period:
             continue
-        chain = _cut(flow, begin, end + period, period, limits)
+        chain = _cut(flow, begin, end + period, period)
         if chain is not None:
             chains.append(chain)
             stop = chain.stop
     return chains
 
 
-def _cut(flow: Flow, begin: int, end: int, period: int, limits: Limits) -> Chain | None:
+def _cut(flow: Flow, begin: int, end: int, period: int) -> Chain | None:
     """The best chain within a stretch of equal operations."""
     crossing = _crossing_bytes(flow, begin, end)
     length = end - begin
-    rotations = np.arange(min(period, length - limits.minimum_count * period + 1))
+    rotations = np.arange(min(period, length - _LEAST_COUNT * period + 1))
     counts = (length - rotations) // period
     inner = crossing[period : length // period * period].reshape(-1, period)
     carried = inner.min(axis=0)[rotations]
@@ -179,7 +173,7 @@ def _cut(flow: Flow, begin: int, end: int, period: int, limits: Limits) -> Chain
     best = None
     for rotation in rotations[order[:8]].tolist():
         count = (length - rotation) // period
-        chain = _verified(flow, begin + rotation, period, count, limits)
+        chain = _verified(flow, begin + rotation, period, count)
         if chain is not None and (best is None or chain.count > best.count):
             best = chain
         if best is not None and best.count >= count:
@@ -237,9 +231,7 @@ def flow_width(flow: Flow) -> int:
     return int(flow.places.max(initial=0)) + 1
 
 
-def _verified(
-    flow: Flow, start: int, period: int, count: int, limits: Limits
-) -> Chain | None:
+def _verified(flow: Flow, start: int, period: int, count: int) -> Chain | None:
     """The longest chain among these blocks whose operands come from where they may.
 
     That is: the same block, the one before (at the same place in each), or before
@@ -261,14 +253,14 @@ def _verified(
             if last - first > best[1] - best[0]:
                 best = (first, last)
     first, last = best
-    if last - first < limits.minimum_count:
+    if last - first < _LEAST_COUNT:
         return None
     at = start + first * period
     if not _is_chain(flow, relation, first, at, period, apart):
         return None
     block = float(flow.work[at : at + period].sum())
     share = block * (last - first) / max(float(flow.work.sum()), 1.0)
-    if share < limits.minimum_share:
+    if share < _LEAST_SHARE:
         return None
     saved = block * (last - first - 1)
     return Chain(start=at, period=period, count=last - first, apart=apart, saved=saved)

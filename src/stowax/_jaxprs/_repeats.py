@@ -82,33 +82,11 @@ class Repeat:
     outputs: tuple[BlockOutput, ...]
     body: Any
 
-    def inputs(
-        self, carry: Sequence[Any], constants: Sequence[Any], layer: Sequence[Any]
-    ) -> list[Any]:
-        """The inputs of `body` in its order; `layer` is one block's share."""
-        return [*carry, *constants, *layer]
 
-    def split(self, results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The results of `body`: the next block's carry, and this block's outputs."""
-        return list(results[: len(self.carry)]), list(results[len(self.carry) :])
-
-    def layer(self, index: int) -> tuple[Any, ...]:
-        """Variables and literals that belong to block `index` alone."""
-        return tuple(operands[index] for operands in self.per_layer)
-
-
-def find_repeats(
-    jaxpr: Any, *, minimum_count: int = 2, minimum_share: float = 0.02
-) -> tuple[Repeat, ...]:
+def find_repeats(jaxpr: Any) -> tuple[Repeat, ...]:
     """The stacks of equal blocks in a flat jaxpr, in program order, none overlapping.
 
     **Arguments:** `jaxpr` may be open or closed, its nested calls opened.
-    `minimum_count` is the number of blocks from which a stack is worth rolling, at
-    least 2. `minimum_share` is the part of the program's arithmetic (multiply-adds of
-    products, elements written elsewhere) that a stack must do: two products that happen
-    to follow one another in a large program are not worth a loop.
-
-    **Raises:** `ValueError` for a `minimum_count` below 2.
 
     **Returns:** repeats, those chosen that together remove the most work from the
     program; among equals those that cover more, then the shorter block.
@@ -123,18 +101,11 @@ def find_repeats(
     >>> repeat.count, len(repeat.carry), repeat.blocks
     (3, 1, ((0, 1, 2), (3, 4, 5), (6, 7, 8)))
     """
-    if minimum_count < 2:
-        raise ValueError(
-            f"minimum_count: got {minimum_count}. One block is no repetition; write 2 "
-            "or more."
-        )
     opened = _jax.open_jaxpr(jaxpr)
     if len(opened.eqns) < 2:
         return ()
     flow = _flow.read(opened)
-    limits = _periods.Limits(minimum_count=minimum_count, minimum_share=minimum_share)
-    chains = _periods.find_chains(flow, limits)
-    return tuple(_repeat(opened, flow, chain) for chain in chains)
+    return tuple(_repeat(opened, flow, chain) for chain in _periods.find_chains(flow))
 
 
 # --- from a chain to a record -------------------------------------------------------

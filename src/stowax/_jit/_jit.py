@@ -11,7 +11,7 @@ from .._plan import _asked
 from .._plan._plan import Plan
 from .._target._machine import Target
 from ._planned import Planned
-from ._wishes import Wishes, given_plan
+from ._wishes import WISHES, given_plan, wished
 
 
 def jit(
@@ -84,17 +84,5 @@ def jit(
     what = known(fun, jax_options).told(
         static_argnums, static_argnames, donate_argnums, donate_argnames
     )
-    wishes = Wishes(
-        budget=budget,
-        host_budget=host_budget,
-        target=target,
-        pin=pin,
-        forbid=forbid,
-        keep_checkpoint=keep_checkpoint,
-        roll=roll,
-        compiler_options=compiler_options,
-        compiles=compiles,
-        cache=cache,
-        progress=progress,
-    )
+    wishes = wished({name: options[name] for name in WISHES})
     return Planned(what, wishes, given_plan(plan))

@@ -90,7 +90,7 @@ class Planned(KnownStep):
                     raise
         if self.known.pmapped:
             return self._spread(args, kwargs)
-        if _jax.jit_is_off():
+        if _jax.jit_is_disabled():
             return self._within(args, kwargs)
         with together():
             taken, ready = self._for(args, kwargs)

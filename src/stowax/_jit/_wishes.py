@@ -28,15 +28,17 @@ class Wishes:
     progress: _asked.Progress = None
 
 
+WISHES = [field.name for field in dataclasses.fields(Wishes)]
+
+
 def wished(wishes: Mapping[str, Any]) -> Wishes:
     """The wishes of these names.
 
     **Raises:** `ArgumentError` for a name that is none.
     """
-    names = [field.name for field in dataclasses.fields(Wishes)]
     for name, value in wishes.items():
-        if name not in names:
-            raise ArgumentError(name, f"{value!r:.60}", f"Write one of {names}.")
+        if name not in WISHES:
+            raise ArgumentError(name, f"{value!r:.60}", f"Write one of {WISHES}.")
     return Wishes(**wishes)
 
 

@@ -172,15 +172,9 @@ def _readers(steps: Sequence[Step], weights: Iterable[int]) -> dict[int, list[in
 
 def work(equation: Any) -> float:
     """Floating-point operations, or what takes as long, of one run of `equation`."""
-    inner = [
-        jaxpr
-        for value in equation.params.values()
-        for jaxpr in (value if isinstance(value, tuple | list) else (value,))
-        if hasattr(_jax.open_jaxpr(jaxpr), "eqns")
-    ]
-    if inner:
+    if inner := [*_jax.jaxprs_in(equation.params)]:
         times = equation.params.get("length", 1)
-        return times * sum(work(e) for j in inner for e in _jax.open_jaxpr(j).eqns)
+        return times * sum(work(e) for jaxpr in inner for e in jaxpr.eqns)
     elements = sum(getattr(v.aval, "size", 0) for v in equation.outvars)
     if equation.primitive.name == "dot_general":
         left = equation.invars[0].aval.shape

@@ -112,7 +112,7 @@ def run_call(
     for unit in units:
         if isinstance(unit, int):
             node = program.nodes[unit]
-            out = bind(node.equation, _read(program, unit, env))
+            out = bind(node.equation, node.read(env))
             env.update(zip(node.outputs, out, strict=True))
         else:
             unit.run(program, env, runner)
@@ -233,19 +233,6 @@ def _needs(program: Program, owner: Mapping[int, Any], unit: Any) -> list[Any]:
     return needs
 
 
-def _source(equation: Any) -> str:
-    where = _jax.source_line(equation)
-    return f"{where[0]}:{where[1]}" if where else "unknown source"
-
-
-def _read(program: Program, position: int, env: Mapping[int, Any]) -> list[Any]:
-    node = program.nodes[position]
-    return [
-        atom.val if number is None else env[number]
-        for number, atom in zip(node.inputs, node.equation.invars, strict=True)
-    ]
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _ScanUnit:
     """A scan of the user's as one unit of a call."""
@@ -265,14 +252,14 @@ class _ScanUnit:
         consts, carried = _jax.scan_counts(node.equation)
         stack = Stack(
             name=self.name,
-            source=_source(node.equation),
+            source=_jax.source_text(node.equation) or "unknown source",
             count=params["length"],
             body=params["jaxpr"],
             const_count=consts,
             carry_count=carried,
             reverse=params["reverse"],
         )
-        values = _read(program, self.position, env)
+        values = node.read(env)
         a, b = stack.const_count, stack.const_count + stack.carry_count
         with _jax.source_of(node.equation):
             carry, ys, passed = runner(stack, values[:a], values[a:b], values[b:])
@@ -307,7 +294,7 @@ class _LoopUnit:
         first = program.nodes[repeat.blocks[0][0]].equation
         stack = Stack(
             name=self.name,
-            source=_source(first),
+            source=_jax.source_text(first) or "unknown source",
             count=repeat.count,
             body=self.body,
             const_count=len(repeat.constants),

@@ -45,7 +45,7 @@ class Node:
     name: str
     target: str
     scope: str
-    dimensions: tuple[tuple[int, ...], ...]
+    contracting: tuple[tuple[int, ...], ...]
     operands: list[int]
     seen: tuple[TensorValue, ...]
     results: list[int]
@@ -183,7 +183,7 @@ class _Flattener:
             name=operation.name,
             target=operation.target,
             scope=operation.scope,
-            dimensions=operation.dimensions,
+            contracting=operation.contracting,
             operands=operands,
             seen=tuple(self.records[n] for n in operation.operands),
             results=results,

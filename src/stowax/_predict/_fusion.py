@@ -184,11 +184,15 @@ class Fusion:
                 self.users.setdefault(n, []).append(t)
         for n in dict.fromkeys(block.results):
             self.users.setdefault(n, []).append(self.end)
-        self.free: set[int] = set()
+        self.free = self.find_free()
+        self.origins = self.find_origins()
         self.virtual: set[int] = set()
         self.kernels: dict[int, frozenset[int]] = {}
-        self.sources: dict[int, frozenset[int]] = {}
-        self.classify()
+        for node in reversed(self.nodes):
+            if self.free.isdisjoint(node.results) and self.is_virtual(node):
+                self.virtual.update(node.results)
+                self.kernels[node.results[0]] = self.read_by(node.results[0])
+        self.sources = self.find_sources()
         self.last = self.last_reads()
 
     def size(self, number: int) -> int:
@@ -199,33 +203,30 @@ class Fusion:
         """Whether the value is an array in memory."""
         return number not in self.free and number not in self.virtual
 
-    def classify(self) -> None:
+    def find_free(self) -> set[int]:
+        """Values that are constant, or no more than a place in host memory."""
+        free: set[int] = set()
         for node in self.nodes:
-            short = short_name(node.name)
             if node.name in CONSTANTS or (
-                short in ELEMENTWISE | MOVING
-                and all(n in self.free for n in node.operands)
+                short_name(node.name) in ELEMENTWISE | MOVING
+                and free.issuperset(node.operands)
             ):
-                self.free.update(node.results)
+                free.update(node.results)
         for node in self.nodes:
             if node.target == ALLOCATION and self.placed_on_host(node):
-                self.free.update(node.results)
-        self.origins = self.find_origins()
-        for node in reversed(self.nodes):
-            if not self.free.isdisjoint(node.results):
-                continue
-            if self.is_virtual(node):
-                self.virtual.update(node.results)
-                self.kernels[node.results[0]] = self.read_by(node.results[0])
-        for n in self.users:
-            self.sources[n] = frozenset((n,))
+                free.update(node.results)
+        return free
+
+    def find_sources(self) -> dict[int, frozenset[int]]:
+        """The values with buffers that each value is computed from."""
+        sources = {n: frozenset((n,)) for n in self.users}
         for node in self.nodes:
             for r in node.results:
                 if r in self.free:
-                    self.sources[r] = frozenset()
+                    sources[r] = frozenset()
                 elif r in self.virtual:
-                    parts = [self.sources[n] for n in node.operands]
-                    self.sources[r] = frozenset().union(*parts)
+                    sources[r] = frozenset().union(*(sources[n] for n in node.operands))
+        return sources
 
     def placed_on_host(self, node: Node) -> bool:
         """Whether an allocation is one of host memory, once it is placed."""

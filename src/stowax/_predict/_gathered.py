@@ -31,7 +31,7 @@ def gathered(node: Node, flat: Flat) -> Iterator[tuple[int, TensorValue, set[str
     for k, operand in enumerate((left, right)):
         usable = contracted | kept
         own = _axes(operand, range(len(operand.shape)))
-        contracting = node.dimensions[2 + k]
+        contracting = node.contracting[k]
         lost = own - usable
         lost |= (_axes(operand, contracting) - contracted) & own
         if lost:
@@ -81,7 +81,8 @@ def turned_stacks(body: Block, flat: Flat) -> frozenset[int]:
 
 def _contracted(node: Node) -> set[str]:
     left, right = node.seen
-    return _axes(left, node.dimensions[2]) & _axes(right, node.dimensions[3])
+    of_left, of_right = node.contracting
+    return _axes(left, of_left) & _axes(right, of_right)
 
 
 def _axes(value: TensorValue, dimensions: Iterable[int]) -> set[str]:

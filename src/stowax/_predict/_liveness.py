@@ -202,31 +202,27 @@ class BlockWalk:
 
     # What is alive when.
 
-    def peak(self) -> tuple[int, int, str, list[tuple[str, int]]]:
+    def peak(self) -> tuple[int, int]:
+        """The most bytes of temporaries at once, on the device and on the host."""
         changes = [[0] * (self.end + 2) for _ in range(2)]
         for buffer in self.buffers:
             if not buffer.outside:
                 changes[buffer.host][buffer.start] += buffer.bytes
                 changes[buffer.host][buffer.end + 1] -= buffer.bytes
-        best, best_host, label = 0, 0, "the entry"
-        profile = []
+        best = best_host = 0
         at_rest = [self.not_carried(host) for host in (False, True)]
         live = live_host = 0
         for t, node in enumerate(self.nodes):
             live += changes[False][t]
             live_host += changes[True][t]
-            inner, inner_host, inside = self.inner(node)
-            here = f"{node.scope or node.name}"
+            inner, inner_host = self.inner(node)
             for host, more in enumerate((inner, inner_host)):
                 known = max(self.known_to_libtpu[host], at_rest[host][t] + more)
                 self.known_to_libtpu[host] = known
-            if inner or not self.fusion.virtual.issuperset(node.results):
-                profile.append((here, live + inner))
             self.alive.append(live + inner)
-            if live + inner > best:
-                best, label = live + inner, f"{here}: {inside}" if inside else here
+            best = max(best, live + inner)
             best_host = max(best_host, live_host + inner_host)
-        return best, best_host, label, profile
+        return best, best_host
 
     def not_carried(self, host: bool) -> list[int]:
         """Temporaries alive at each operation, but for what loops have taken over.
@@ -254,12 +250,10 @@ class BlockWalk:
         self.known_to_libtpu[host] = max(before)
         return found
 
-    def walk(
-        self, block: Block, slots: Sequence[Slot]
-    ) -> tuple[int, int, str, list[tuple[str, int]]]:
+    def walk(self, block: Block, slots: Sequence[Slot]) -> tuple[int, int]:
         return BlockWalk(self.flat, self.rules, block, slots).peak()
 
-    def inner(self, node: Node) -> tuple[int, int, str]:
+    def inner(self, node: Node) -> tuple[int, int]:
         """What an operation needs while it runs, beyond operands and results."""
         if short_name(node.name) == "while":
             _, body = node.blocks
@@ -267,14 +261,10 @@ class BlockWalk:
                 Slot(argument=argument, number=i)
                 for i, argument in enumerate(body.arguments)
             ]
-            device, host, label, _ = self.walk(body, slots)
-            return device, host, label
+            return self.walk(body, slots)
         device = host = 0
-        label = ""
         for block in node.blocks:
             slots = [Slot(argument=None, number=i) for i in range(len(block.results))]
-            one, other, where, _ = self.walk(block, slots)
-            if one > device:
-                device, label = one, where
-            host = max(host, other)
-        return device + communicated(node, self.flat), host, label
+            one, other = self.walk(block, slots)
+            device, host = max(device, one), max(host, other)
+        return device + communicated(node, self.flat), host

@@ -32,9 +32,7 @@ class MemoryPrediction:
     """Bytes per device, of device and of host memory, as XLA's own figures are split.
 
     `temp` is the larger of `layers_temp`, up to the end of the last loop over layers,
-    and `update_temp`, after it; without such loops all three are one. `peak_at` names
-    the operation at which most is alive. `profile` has, for each operation of the entry
-    that holds memory, its label and what is alive in temporaries while it runs.
+    and `update_temp`, after it; without such loops all three are one.
     """
 
     device_total: int
@@ -45,12 +43,6 @@ class MemoryPrediction:
     temp: int
     layers_temp: int
     update_temp: int
-    host_argument: int
-    host_output: int
-    host_alias: int
-    host_temp: int
-    peak_at: str
-    profile: tuple[tuple[str, int], ...]
 
 
 def predict_memory(
@@ -69,7 +61,7 @@ def predict_memory(
     sizes = {n: flat.values[n].device_bytes for n in [*entry.arguments, *entry.results]}
     slots = [Slot(argument=aliases.get(i), number=i) for i in range(len(entry.results))]
     entry_walk = BlockWalk(flat, rules, entry, slots)
-    temp, host_temp, peak_at, profile = entry_walk.peak()
+    temp, host_temp = entry_walk.peak()
     until = _last_of(entry, layers) + 1 if layers else 0
     layers_temp = max(entry_walk.alive[:until], default=temp)
     # A step that ends with the loop (gradients only) needs nothing after it.
@@ -100,12 +92,6 @@ def predict_memory(
         temp=temp,
         layers_temp=layers_temp,
         update_temp=update_temp,
-        host_argument=host_argument,
-        host_output=host_output,
-        host_alias=host_alias,
-        host_temp=host_temp,
-        peak_at=peak_at,
-        profile=tuple(profile),
     )
 
 

@@ -66,9 +66,8 @@ class TensorOperation:
 
     `scope` is JAX's name stack (`jit(f)/while/body/my_scope/dot_general`), from the
     root of the function it stands in. `target` is the callee of a call, the target of a
-    custom call. `dimensions` holds, for `dot_general`, the batching dimensions of left
-    and right and the contracting dimensions of left and right; for a transpose,
-    broadcast or reduce its dimensions.
+    custom call. `contracting` holds, for `dot_general`, the contracting dimensions of
+    left and right.
     """
 
     name: str
@@ -76,7 +75,7 @@ class TensorOperation:
     results: tuple[TensorValue, ...]
     scope: str = ""
     target: str = ""
-    dimensions: tuple[tuple[int, ...], ...] = ()
+    contracting: tuple[tuple[int, ...], ...] = ()
     regions: tuple["Region", ...] = ()
 
 
@@ -102,15 +101,12 @@ class Graph:
     """A lowered program. `functions["main"]` is the entry.
 
     `result_memory` has one entry per output of the entry. `axis_sizes` are the mesh's.
-    `propagated` is false where Shardy could not run: values without a given sharding
-    then count as whole on every device.
     """
 
     functions: Mapping[str, Region]
     donations: tuple[Donation, ...]
     result_memory: tuple[Memory, ...]
     axis_sizes: Mapping[str, int]
-    propagated: bool = True
 
     @property
     def main(self) -> Region:
@@ -136,13 +132,11 @@ def walk(region: Region) -> Iterator[TensorOperation]:
         yield operation
 
 
-def shards_by_scope(
-    graph: Graph, prefix: str, result: int = 0
-) -> dict[str, ScopedSharding]:
+def shards_by_scope(graph: Graph, prefix: str) -> dict[str, ScopedSharding]:
     """The sharding of what each `jax.named_scope` that begins with `prefix` computes.
 
-    A scope's value is result number `result` of the last operation that stands in it:
-    JAX lowers one operation to several, the last of which has the result. Scopes within
+    A scope's value is the first result of the last operation that stands in it: JAX
+    lowers one operation to several, the last of which has the result. Scopes within
     loop bodies and called functions are found; what the backward pass derived from a
     scope (its name stack has `transpose(`) is passed over unless there is nothing else.
 
@@ -154,9 +148,9 @@ def shards_by_scope(
     transposed: dict[str, ScopedSharding] = {}
     for function in graph.functions.values():
         for operation in walk(function):
-            if len(operation.results) <= result:
+            if not operation.results:
                 continue
-            value = operation.results[result]
+            value = operation.results[0]
             for match in pattern.finditer(operation.scope):
                 before = operation.scope[: match.start(1)]
                 into = transposed if "transpose(" in before else forward

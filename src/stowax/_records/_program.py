@@ -35,10 +35,9 @@ form."""
 class Instruction:
     """One instruction of a compiled program.
 
-    `memory_spaces` has one number per array of the result (0 is device memory). For the
-    start of an asynchronous operation `wrapped` is the opcode of what it does, for a
-    fusion the collective inside, if there is one. `called` names computations. `flops`
-    counts matrix products only, `dtype` is what they read, or else the result's.
+    For the start of an asynchronous operation `wrapped` is the opcode of what it does,
+    for a fusion the collective inside, if there is one. `called` names computations.
+    `flops` counts matrix products only, `dtype` is what they read, or the result's.
     `estimated_cycles` is the TPU compiler's own figure, where there is one. `trips` is
     the number of runs of a `while` body, `None` where it is not a `while` or depends on
     data. `execution_thread` is empty for the device and `host` for what the compiler
@@ -51,7 +50,6 @@ class Instruction:
     wrapped: str
     target: str
     result_bytes: int
-    memory_spaces: tuple[int, ...]
     operands: tuple[str, ...]
     called: tuple[str, ...]
     op_name: str

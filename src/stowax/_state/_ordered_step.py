@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from .._errors import PlanMismatchError
-from .._jax import is_tracer
+from .._jax import argument_path, is_tracer
 from .._jax_layouts import in_layout, order_of
 from .._layers._axis_order import lying
 
@@ -104,7 +104,7 @@ def _lies_otherwise(
     args: Sequence[Any], i: int, order: tuple[int, ...]
 ) -> PlanMismatchError:
     path, leaf = jax.tree.leaves_with_path(tuple(args))[i]
-    name = f"args[{path[0].idx}]{jax.tree_util.keystr(tuple(path[1:]))}"
+    name = argument_path(path)
     found = order_of(leaf) or tuple(range(len(order)))
     wanted = "×".join(map(str, lying(leaf.shape, order)))
     return PlanMismatchError(

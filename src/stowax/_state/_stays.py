@@ -139,12 +139,7 @@ class _Reasons:
         if mixes_axes(spec):
             return _MIXED
         if i in self.step.updates and argument.position not in self.step.donate:
-            whole, lost = f"args[{argument.position}]", self.step.lost
-            why = f"the step's own jit does not donate {whole}"
-            if argument.position in lost:
-                why = f"the step does not give back {lost[argument.position]}"
-                why += f", so {whole} is not donated"
-            return f"{why}, and what is updated lies in its place"
+            return self._not_donated(argument.position)
         leaf = self.leaves.get(i)
         if leaf is None:
             return _WITHOUT_PLACE
@@ -159,6 +154,13 @@ class _Reasons:
         if leaf.way != "streamed":
             return leaf.reason
         return _WHOLE if i in self.given else _TOGETHER
+
+    def _not_donated(self, position: int) -> str:
+        why = f"the step's own jit does not donate args[{position}]"
+        if lost := self.step.lost.get(position):
+            why = f"the step does not give back {lost}, so args[{position}] is not "
+            why += "donated"
+        return f"{why}, and what is updated lies in its place"
 
     def _refused(self, i: int) -> str:
         platform = self.target.platform

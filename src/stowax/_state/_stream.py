@@ -75,8 +75,9 @@ def stream_state(
         for i in hosted.updates:
             path, leaf = leaves[i]
             if not _jax.in_host_memory(leaf):
+                name = _jax.argument_path(path)
                 raise PlanMismatchError(
-                    f"step: {_name(path)} is in device memory, and the plan keeps it "
+                    f"step: {name} is in device memory, and the plan keeps it "
                     "in host memory. Call the step with what plan.place(...) returns."
                 )
         boundary.clear()
@@ -93,8 +94,9 @@ def stream_state(
         )
         for leaf in streamed.leaves:
             if leaf.way == "device":
+                name = _jax.argument_path(leaves[leaf.input][0])
                 raise PlanMismatchError(
-                    f"step: {_name(leaves[leaf.input][0])} is in host memory by the "
+                    f"step: {name} is in host memory by the "
                     f"plan, and cannot be in this step: {leaf.reason}. Apply the plan "
                     "to the step that it was made for, whose results came in the "
                     "same order."
@@ -114,7 +116,3 @@ def stream_state(
         return jax.tree.unflatten(results[-1], out)
 
     return streaming
-
-
-def _name(path: Any) -> str:
-    return f"args[{path[0].idx}]{jax.tree_util.keystr(path[1:])}"

@@ -5,7 +5,7 @@ from typing import Any
 
 from .. import _jax
 from .._errors import NothingToPlanError, StepError
-from ._lineage import dead_updates
+from ._lineage import dead_updates, parted
 from ._recording import Recording
 from ._roles import Roles
 
@@ -67,31 +67,16 @@ def _backward_is_dead(jaxpr: Any) -> bool:
 
     JAX writes `transpose(` into the name stack of what a backward pass does.
     """
-    opened = _jax.open_jaxpr(jaxpr)
-    needed = {v for v in opened.outvars if not isinstance(v, _jax.Literal)}
-    found = False
-    for equation in reversed(opened.eqns):
-        backward = _is_backward(equation)
-        if _jax.has_effects(equation) or not needed.isdisjoint(equation.outvars):
-            if backward:
-                return False
-            inputs = (v for v in equation.invars if not isinstance(v, _jax.Literal))
-            needed.update(inputs)
-        found |= backward
-    return found
+    needed, dead = parted(jaxpr)
+    return any(map(_is_backward, dead)) and not any(map(_is_backward, needed))
 
 
 def _is_backward(equation: Any) -> bool:
     """Whether an equation, or one inside of it (a loop over microbatches), is one."""
     if "transpose(" in _jax.name_stack(equation):
         return True
-    inner = [x for p in equation.params.values() for x in (p if _many(p) else (p,))]
-    jaxprs = [_jax.open_jaxpr(x) for x in inner if hasattr(x, "eqns")]
-    return any(_is_backward(e) for jaxpr in jaxprs for e in jaxpr.eqns)
-
-
-def _many(parameter: Any) -> bool:
-    return isinstance(parameter, tuple | list)
+    inner = _jax.jaxprs_in(equation.params)
+    return any(_is_backward(e) for jaxpr in inner for e in jaxpr.eqns)
 
 
 def _lost_changes(

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from .. import _jax
+from .._jax import is_host_type
 from .._jaxprs._reach import everything, reach, union
 from .._update._inline import ELEMENTWISE
 from ._roles import DIFFERENTIATED
@@ -74,14 +75,8 @@ def dead_updates(jaxpr: Any, arguments: Collection[int]) -> bool:
     linear in the moved value is needed by nothing: then it has to be most of them.
     """
     opened = _jax.open_jaxpr(jaxpr)
-    needed = {v for v in opened.outvars if not isinstance(v, _jax.Literal)}
-    dead: list[Any] = []
-    for equation in reversed(opened.eqns):
-        if _jax.has_effects(equation) or not needed.isdisjoint(equation.outvars):
-            inputs = (v for v in equation.invars if not isinstance(v, _jax.Literal))
-            needed.update(inputs)
-        else:
-            dead += equation.outvars
+    _, unneeded = parted(jaxpr)
+    dead = [variable for equation in unneeded for variable in equation.outvars]
     kinds = {_type(opened.invars[i]): 1 << i for i in arguments}
     wanted = [v for v in dead if _type(v) in kinds]
     if not wanted:
@@ -108,6 +103,20 @@ def dead_updates(jaxpr: Any, arguments: Collection[int]) -> bool:
     trained = union([1 << i for i in arguments])
     looked_at = any(m & trained and r & learned for m, r in pairs[len(wanted) :])
     return 2 * len(lost) > len(arguments) if looked_at else bool(lost)
+
+
+def parted(jaxpr: Any) -> tuple[list[Any], list[Any]]:
+    """The equations that an output needs or that have effects; and all others."""
+    opened = _jax.open_jaxpr(jaxpr)
+    read = {v for v in opened.outvars if not isinstance(v, _jax.Literal)}
+    needed, others = [], []
+    for equation in reversed(opened.eqns):
+        if _jax.has_effects(equation) or not read.isdisjoint(equation.outvars):
+            read.update(v for v in equation.invars if not isinstance(v, _jax.Literal))
+            needed.append(equation)
+        else:
+            others.append(equation)
+    return needed, others
 
 
 def fetched_in_vain(jaxpr: Any) -> frozenset[int]:
@@ -151,9 +160,9 @@ def returned_copies(jaxpr: Any) -> frozenset[int]:
             for value, before, after in zip(
                 values, equation.invars, equation.outvars, strict=True
             ):
-                if _in_host(after) and not _in_host(before):
+                if is_host_type(after.aval) and not is_host_type(before.aval):
                     value = bits.setdefault(id(equation), 1 << len(bits))
-                out.append(value if _in_host(after) else 0)
+                out.append(value if is_host_type(after.aval) else 0)
             return out
         if name in _IN_PLACE or name == "concatenate":
             return [union(values)]
@@ -164,10 +173,6 @@ def returned_copies(jaxpr: Any) -> frozenset[int]:
     opened = _jax.open_jaxpr(jaxpr)
     returned = union(reach(jaxpr, [0] * len(opened.invars), move))
     return frozenset(number for number, bit in bits.items() if returned & bit)
-
-
-def _in_host(atom: Any) -> bool:
-    return getattr(atom.aval, "memory_space", None) == jax.memory.Space.Host
 
 
 def _bits(opened: Any) -> list[int]:

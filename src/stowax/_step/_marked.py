@@ -35,11 +35,8 @@ TICKET = type_of((), np.int32)
 
 def holds_marks(equation: Any) -> bool:
     """Whether a marked call is in one of the jaxprs of an equation."""
-    for parameter in equation.params.values():
-        parts = parameter if isinstance(parameter, tuple | list) else (parameter,)
-        for part in parts:
-            opened = _jax.open_jaxpr(part)
-            for inner in getattr(opened, "eqns", ()):
-                if inner.primitive.name in OWN or holds_marks(inner):
-                    return True
-    return False
+    return any(
+        inner.primitive.name in OWN or holds_marks(inner)
+        for jaxpr in _jax.jaxprs_in(equation.params)
+        for inner in jaxpr.eqns
+    )

@@ -187,18 +187,18 @@ def _pair(
     free = dict.fromkeys(range(len(opened.outvars)))
     pairs: dict[int, int] = {}
 
-    def take(i: int, fits: Callable[[int], Any]) -> None:
+    def take(i: int, fits: Callable[[int, int], Any]) -> None:
         aval = opened.invars[i].aval
         for k in free if i not in pairs else ():
             other = opened.outvars[k].aval
-            if (aval.shape, aval.dtype) == (other.shape, other.dtype) and fits(k):
+            if (aval.shape, aval.dtype) == (other.shape, other.dtype) and fits(i, k):
                 pairs[i] = k
                 del free[k]
                 return
 
     came = _as_they_came(opened)
 
-    def is_made_of(k: int, i: int) -> bool:
+    def is_made_of(i: int, k: int) -> bool:
         return bool(direct[k] >> i & 1) or came.get(k) == i
 
     others_place = {k for k in free if any(places.same(i, k) for i in state)}
@@ -213,31 +213,28 @@ def _pair(
         places.arguments[i][0]
         for i in state
         for k in free
-        if at_home(i, k) and (is_made_of(k, i) or came.get(k) in state)
+        if at_home(i, k) and (is_made_of(i, k) or came.get(k) in state)
     }
 
     def stays(i: int, k: int) -> bool:
         mine = places.arguments[i][0] in held
-        return is_made_of(k, i) or (roles[i] == "optimizer state" and mine)
+        return is_made_of(i, k) or (roles[i] == "optimizer state" and mine)
 
-    for i in state:
-        take(i, lambda k, i=i: places.same(i, k) and stays(i, k))
-    for i in state:
-        take(i, lambda k, i=i: places.inside(i, k) and stays(i, k))
-    for i in state:
-        take(i, lambda k, i=i: places.below(i, k) and stays(i, k))
-    for i in state:
-        take(i, lambda k, i=i: came.get(k) == i)
-    for i in state:
-        take(i, lambda k, i=i: direct[k] >> i & 1)
-
-    def is_made_anew(k: int, i: int) -> Any:
+    def is_made_anew(i: int, k: int) -> Any:
         return reached[k] >> i & 1 and direct[k] & of_state
 
-    for i in trained:
-        take(i, lambda k, i=i: places.same(i, k) and is_made_anew(k, i))
-    for i in trained:
-        take(i, lambda k, i=i: is_made_anew(k, i))
+    ways: tuple[tuple[Collection[int], Callable[[int, int], Any]], ...] = (
+        (state, lambda i, k: places.same(i, k) and stays(i, k)),
+        (state, lambda i, k: places.inside(i, k) and stays(i, k)),
+        (state, lambda i, k: places.below(i, k) and stays(i, k)),
+        (state, lambda i, k: came.get(k) == i),
+        (state, lambda i, k: direct[k] >> i & 1),
+        (trained, lambda i, k: places.same(i, k) and is_made_anew(i, k)),
+        (trained, is_made_anew),
+    )
+    for arguments, fits in ways:
+        for i in arguments:
+            take(i, fits)
     return dict(sorted(pairs.items()))
 
 

@@ -14,6 +14,7 @@ import jax
 
 from .. import _jax
 from .._errors import ArgumentError, StowaxError
+from .._jax import argument_path
 from .._jaxprs._jaxpr import spec_of, trace
 from .._layers._boundary import Emission
 from .._layers._linearize import Linearized, LinearizedBody
@@ -108,7 +109,9 @@ def record_for(step: Callable[..., Any], args: Sequence[Any]) -> Recording:
     """
     leaves, structure = jax.tree.flatten_with_path(tuple(args))
     return record(
-        step, [check_leaf(_path(path), leaf) for path, leaf in leaves], structure
+        step,
+        [check_leaf(argument_path(path), leaf) for path, leaf in leaves],
+        structure,
     )
 
 
@@ -150,7 +153,7 @@ def trace_step(
     something that is never differentiated; what `record_for` does.
     """
     leaves, _ = jax.tree.flatten_with_path(tuple(args))
-    specs = [check_leaf(_path(path), leaf) for path, leaf in leaves]
+    specs = [check_leaf(argument_path(path), leaf) for path, leaf in leaves]
     if isinstance(step, Recording):
         return _read(step, leaves, specs, options)
     recording = record_for(step, args)
@@ -193,7 +196,7 @@ def _read(
     )
     found_roles = find_roles(jaxpr, _places(leaves, recording.paths), boundary)
     arguments = tuple(
-        Argument(path=_path(path), position=path[0].idx, spec=spec, role=role)
+        Argument(path=argument_path(path), position=path[0].idx, spec=spec, role=role)
         for (path, _), spec, role in zip(leaves, specs, found_roles.roles, strict=True)
     )
     check_traced(jaxpr, recording, arguments, found_roles)
@@ -231,7 +234,9 @@ def _unread(recording: Recording, leaves: Sequence[Any], specs: Sequence[Any]) -
         name=recording.name,
         recording=recording,
         arguments=tuple(
-            Argument(path=_path(path), position=path[0].idx, spec=spec, role="other")
+            Argument(
+                path=argument_path(path), position=path[0].idx, spec=spec, role="other"
+            )
             for (path, _), spec in zip(leaves, specs, strict=True)
         ),
         stacks={},
@@ -297,8 +302,3 @@ def check_leaf(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
         sharding=sharding if committed else None,
         weak_type=getattr(leaf, "weak_type", False),
     )
-
-
-def _path(path: Sequence[Any]) -> str:
-    first, *rest = path
-    return f"args[{first.idx}]{jax.tree_util.keystr(tuple(rest))}"

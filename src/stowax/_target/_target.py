@@ -24,7 +24,7 @@ from .._hardware._figures import Chip
 from .._hardware._gpu_targets import GPU_CHIPS, gpu_target_config
 from .._hardware._hardware import CHIPS, chip_of_kind
 from .._records._calibration import CalibrationRecord
-from ..report import targets_text
+from ..report import TargetRow, targets_text
 from ._calibration_file import find_calibration
 from ._machine import Target, make_target
 
@@ -307,24 +307,6 @@ def _calibration(devices: Iterable[Any]) -> tuple[CalibrationRecord | None, str 
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TargetRow:
-    """One chip in the list of targets: what may be written, and its main figures.
-
-    `names` are what `stowax.target` takes for it. Figures are those of the chip, with
-    their origin; `unknown` names the ones that nobody gave. `measured` has what was
-    measured of attached devices on this machine, by the name of the target, and `notes`
-    say what of that is there and not used.
-    """
-
-    chip: Chip
-    names: tuple[str, ...]
-    attached: bool
-    unknown: tuple[str, ...]
-    measured: tuple[tuple[str, CalibrationRecord], ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def targets_table() -> list[TargetRow]:
     """One row per chip, for printing; the figures are in `row.chip.figures()`.
 
@@ -352,7 +334,6 @@ def _row(chip: Chip, records: list[TargetName]) -> TargetRow:
         chip=chip,
         names=tuple(record.name for record in records),
         attached=any(record.attached for record in records),
-        unknown=tuple(title for title, figure in chip.figures() if not figure.known),
         measured=tuple(measured),
         notes=tuple(notes),
     )

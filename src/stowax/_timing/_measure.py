@@ -21,6 +21,7 @@ import jax
 
 from .._errors import ArgumentError, TraceError
 from .._hlo._program import read_program
+from .._jax import argument_path
 from .._records._program import Program
 from .._records._timeline import Timeline
 from .._units import format_bytes
@@ -89,7 +90,7 @@ def _program(compiled: jax.stages.Compiled) -> Program:
 
 def _check_arrays(args: tuple[Any, ...]) -> None:
     for path, leaf in jax.tree.leaves_with_path(args):
-        where = f"args[{path[0].idx}]{jax.tree_util.keystr(path[1:])}"
+        where = argument_path(path)
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise ArgumentError(
                 where,

@@ -7,18 +7,11 @@ how to emit the loop once more: here the two meet.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._jaxprs._jaxpr import Node
 from .._layers._axis_order import inverse, lying
 from .._layers._boundary import Emission
 from .._layers._host_layers import HostArray, Rows, Transpose, sharding_over
 from ._feed import emission_of
 from ._record import Streamed
-
-
-def operands(node: Node, env: Mapping[int, Any]) -> list[Any]:
-    """What a node reads, literals included."""
-    pairs = zip(node.inputs, node.equation.invars, strict=True)
-    return [atom.val if number is None else env[number] for number, atom in pairs]
 
 
 def run_fed(
@@ -51,7 +44,7 @@ def run_fed(
     }
     # libtpu counts every place in memory: there, a gradient that waits is one more.
     late = late and (in_turn or emission.stack.separate)
-    values = operands(node, {**env, **fed})
+    values = node.read({**env, **fed})
     return emission.emit(values, to_host=gone, lean=lean, late=late)
 
 

@@ -31,7 +31,6 @@ from .._jaxprs._jaxpr import Node, Program, bind, spec_of, trace
 from .._layers._axis_order import lying
 from .._layers._host_layers import not_positive
 from .._layers._host_slots import to_host
-from ._fed import operands
 from ._record import Group
 
 PLATFORMS = frozenset({"tpu"})
@@ -121,7 +120,7 @@ def run_on_host(
             values[number] = jax.lax.select(never, jnp.zeros_like(array), array)
         for position in group.nodes:
             node = program.nodes[position]
-            out = _result(group, node, operands(node, values))
+            out = _result(group, node, node.read(values))
             values.update(zip(node.outputs, out, strict=True))
         made = [values[number] for number, _ in group.writes]
         return [not_positive(made), *made]

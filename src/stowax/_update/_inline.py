@@ -119,8 +119,6 @@ def _loops(jaxpr: Any) -> bool:
     for equation in _jax.open_jaxpr(jaxpr).eqns:
         if equation.primitive.name in _LOOPS:
             return True
-        inner = [equation.params.get(k) for k in ("jaxpr", "call_jaxpr")]
-        inner += equation.params.get("branches", ())
-        if any(_loops(j) for j in inner if j is not None and hasattr(j, "eqns")):
+        if any(map(_loops, _jax.jaxprs_in(equation.params))):
             return True
     return False

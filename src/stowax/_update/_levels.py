@@ -12,7 +12,7 @@ which postpones their writes in turn: `find_levels` repeats this until nothing c
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from .._jaxprs._jaxpr import Program
 from ._feed import Feeds
@@ -162,13 +162,8 @@ def _written(
                 program, program.nodes[position]
             ):
                 read(number, level)
-    for position, numbers in question.feeds.served.items():
-        node = program.nodes[position]
-        level = max((value[i] for i in node.inputs if i is not None), default=0)
-        for k in numbers:
-            fed = node.inputs[k]
-            if fed is not None:
-                read(question.feeds.chains[fed][0], level)
+    for leaf, level in _fetched(question, value):
+        read(leaf, level)
     for leaf, number in results.items():
         read(number, found[leaf])  # another leaf's old value takes its place
         position = program.maker.get(number)
@@ -176,3 +171,13 @@ def _written(
             for operand in inputs_of(program, [position]):
                 read(operand, found[leaf])
     return found
+
+
+def _fetched(question: Question, value: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The leaves that loops of stacks fetch, with the levels of those loops."""
+    for position, numbers in question.feeds.served.items():
+        inputs = question.program.nodes[position].inputs
+        level = max((value[i] for i in inputs if i is not None), default=0)
+        for k in numbers:
+            if (fed := inputs[k]) is not None:
+                yield question.feeds.chains[fed][0], level

@@ -91,7 +91,7 @@ class _Proof:
             self._say(leaf, "its result is in host memory, and it is not")
 
     def _say(self, leaf: int | None, reason: str, node: Node | None = None) -> None:
-        what = f"{described(node)} " if node else ""
+        what = f"{node.described} " if node else ""
         self.found.append(Unproven(leaf=leaf, reason=what + reason))
 
     def _leaf_of(self, number: int) -> int | None:
@@ -320,13 +320,6 @@ class _Proof:
 
 
 _STALE = "reads its old value after the new one has taken its place"
-
-
-def described(node: Node) -> str:
-    """An equation in words: its operation and the user's line."""
-    where = _jax.source_line(node.equation)
-    at = f" ({where[0]}:{where[1]})" if where else ""
-    return f"{node.equation.primitive.name}{at}"
 
 
 def _late(group: Group, number: int) -> str:

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import _jax
 from .._jaxprs._jaxpr import Program
 from .._layers._axis_order import Order
 from .._layers._host_layers import Partition
@@ -189,10 +188,7 @@ def report(
             way = "whole"
             reason = "it is returned on the device, or something takes its place"
             for position in outside[:1]:
-                equation = program.nodes[position].equation
-                where = _jax.source_line(equation)
-                at = f" ({where[0]}:{where[1]})" if where else ""
-                reason = f"{equation.primitive.name}{at} works on it as a whole"
+                reason = f"{program.nodes[position].described} works on it as a whole"
         if way == "whole" and why:
             reason = why
     return Leaf(

@@ -35,7 +35,7 @@ from .._layers._boundary import Emission
 from .._layers._host_layers import sharding_over, split
 from .._layers._host_slots import empty_array, to_device, to_host
 from ._awaited import after_all, can_wait_for, in_turn, zero_after
-from ._fed import operands, run_fed
+from ._fed import run_fed
 from ._feed import HostValue
 from ._host import run_on_host, runs_on_host
 from ._order import unawaited_readers
@@ -118,7 +118,7 @@ def run_streamed(
             out = run_fed(streamed, item, args, env, boundary or {}, how)
             passed.update([(item, v) for v in out if can_wait_for(v)][:1])
         else:
-            out = bind(node.equation, operands(node, env))
+            out = bind(node.equation, node.read(env))
         env.update(zip(node.outputs, out, strict=True))
         if signs and out and jnp.size(out[0]) > 1:  # a callback gives nothing
             signs = [signs[0], out[0]]

@@ -33,13 +33,12 @@ in TensorFloat-32 (https://docs.jax.dev/en/latest/201/precision.html).
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .. import _jax
+from .._jaxprs._canonical import all_equations
 from .._jaxprs._jaxpr import is_float
 
 CONFIDENCE = 8.0
@@ -78,7 +77,7 @@ def rounding_of(jaxpr: Any, platform: str) -> Rounding:
     **Arguments:** `platform` is `"cpu"`, `"gpu"` or `"tpu"`.
     """
     unit, terms = 0.0, 1.0
-    for equation in _equations(jaxpr):
+    for equation in all_equations(jaxpr):
         name = equation.primitive.name
         for variable in equation.outvars:
             if is_float(variable.aval):
@@ -169,13 +168,3 @@ def _contracted(equation: Any) -> float:
     """
     left, right = (max(1, v.aval.size) for v in equation.invars[:2])
     return math.sqrt(left * right / max(1, equation.outvars[0].aval.size))
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    for equation in _jax.open_jaxpr(jaxpr).eqns:
-        yield equation
-        for parameter in equation.params.values():
-            many = parameter if isinstance(parameter, tuple | list) else (parameter,)
-            for inner in many:
-                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                    yield from _equations(inner)

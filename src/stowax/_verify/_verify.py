@@ -19,6 +19,7 @@ from .._calling._calling import flattened
 from .._calling._known import known
 from .._calling._objects import together
 from .._errors import ArgumentError
+from .._jax import argument_path
 from .._layers._rewrite import Options
 from .._plan import _asked
 from .._plan._plan import Plan
@@ -195,9 +196,8 @@ def _check(plan: Any, steps: Any, reference: Any) -> None:
 def _check_arrays(plan: Plan, args: tuple[Any, ...]) -> None:
     for path, leaf in jax.tree.leaves_with_path(args):
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            name = f"args[{path[0].idx}]{jax.tree_util.keystr(path[1:])}"
             raise ArgumentError(
-                name,
+                argument_path(path),
                 "a jax.ShapeDtypeStruct, which has no numbers",
                 "Give arrays: verify runs the step.",
             )

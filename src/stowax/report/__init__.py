@@ -17,6 +17,7 @@ from ._page import inspection_page as inspection_page
 from ._page_audit import audit_page as audit_page
 from ._page_figures import check_page_library as check_page_library
 from ._plan_text import plan_text as plan_text
+from ._targets_text import TargetRow as TargetRow
 from ._targets_text import target_text as target_text
 from ._targets_text import targets_text as targets_text
 from ._verification_text import verification_text as verification_text

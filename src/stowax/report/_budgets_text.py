@@ -5,16 +5,12 @@ from collections.abc import Sequence
 from .._errors import ArgumentError
 from .._records._plan import PlanRecord
 from .._units import format_bytes, format_seconds
-from ._layout import Align, lines_of, table, text_width
+from ._layout import Align, lines_of, or_dash, table, text_width
 
-_COLUMNS: tuple[tuple[str, Align], ...] = (
-    ("budget", "right"),
-    ("device", "right"),
-    ("host", "right"),
-    ("step time", "right"),
-    ("waiting", "right"),
-    ("vs least", "right"),
-    ("fits", "left"),
+_HEADERS = ("budget", "device", "host", "step time", "waiting", "vs least", "fits")
+_SIDES: Sequence[Align] = (
+    *("right", "right", "right", "right", "right", "right"),
+    "left",
 )
 _ALL_COLUMNS = 80  # narrower, two columns fewer are better than figures cut short
 _LEFT_OUT = ("host", "waiting")
@@ -39,23 +35,15 @@ def budgets_text(records: Sequence[PlanRecord], width: int | None = None) -> str
     columns = text_width(width)
     ordered = sorted(records, key=lambda record: record.budget_bytes)
     least = next((r for r in ordered if r.fits and r.step_seconds), None)
-    shown = [
-        number
-        for number, (header, _) in enumerate(_COLUMNS)
-        if columns >= _ALL_COLUMNS or header not in _LEFT_OUT
-    ]
     rows = [_row(record, least) for record in ordered]
-    drawn = table(
-        [_COLUMNS[n][0] for n in shown],
-        [[row[n] for n in shown] for row in rows],
-        [_COLUMNS[n][1] for n in shown],
-    )
+    wide = columns >= _ALL_COLUMNS
+    drawn = table(_HEADERS, rows, _SIDES, without=() if wide else _LEFT_OUT)
     first = ordered[0]
     step = first.step.rpartition("<locals>.")[2]
     kind = "compile-only" if first.compile_only else first.device_kind
     seconds = sum(record.planning_seconds for record in ordered)
     title = f"stowax plans for {step} on {first.target} ({kind}), per device"
-    waiting = "; waiting: of it, for host copies" if columns >= _ALL_COLUMNS else ""
+    waiting = "; waiting: of it, for host copies" if wide else ""
     below = (
         f"step time: simulated from XLA's compiled schedule{waiting}. Planned in "
         f"{format_seconds(seconds)}."
@@ -74,9 +62,9 @@ def _row(record: PlanRecord, least: PlanRecord | None) -> tuple[str, ...]:
     return (
         format_bytes(record.budget_bytes),
         format_bytes(record.device_bytes),
-        format_bytes(record.host_bytes) if record.host_bytes else "–",
-        format_seconds(record.step_seconds) if record.step_seconds else "–",
-        format_seconds(record.exposed_seconds) if record.exposed_seconds else "–",
+        or_dash(format_bytes, record.host_bytes),
+        or_dash(format_seconds, record.step_seconds),
+        or_dash(format_seconds, record.exposed_seconds),
         change,
         _verdict(record),
     )

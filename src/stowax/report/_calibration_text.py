@@ -71,7 +71,5 @@ def calibration_text(found: CalibrationRecord, width: int | None = None) -> str:
 def _table(
     headers: tuple[str, ...], rows: list[tuple[str, ...]], columns: int
 ) -> list[str]:
-    last: Align = "right" if any(headers) else "left"
-    between: list[Align] = ["right"] * (len(headers) - 2)
-    sides: list[Align] = ["left", *between, last]
+    sides: tuple[Align, ...] = () if any(headers) else ("left", "right", "left")
     return lines_of(table(headers, rows, sides), columns)

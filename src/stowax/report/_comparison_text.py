@@ -4,24 +4,14 @@ The ratio says how far the simulation may be trusted; the rows below say where i
 wrong. Both timelines name instructions alike.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from .._records._timeline import Timeline
 from .._units import format_seconds
-from ._layout import Align, cut, facts, lines_of, table, text_width
+from ._layout import cut, facts, lines_of, or_dash, table, text_width
+from ._times import busy_in, parts_of
 
 _MOST_ROWS = 5
-_LANES: Sequence[tuple[str, str]] = (
-    ("step", "step_seconds"),
-    ("  computing", "compute_seconds"),
-    ("  waiting for the host", "exposed_seconds"),
-    ("  waiting for other devices", "collective_wait_seconds"),
-    ("  idle", "idle_seconds"),
-    ("device to host, busy", "device_to_host_seconds"),
-    ("host to device, busy", "host_to_device_seconds"),
-    ("collectives, busy", "collective_seconds"),
-)
-_SIDES: tuple[Align, ...] = ("left", "right", "right", "right")
 
 
 def comparison_text(first: Timeline, second: Timeline, width: int | None = None) -> str:
@@ -39,15 +29,15 @@ def comparison_text(first: Timeline, second: Timeline, width: int | None = None)
     """
     columns = text_width(width)
     names = _names(first, second)
-    lanes = [
-        _row(title, getattr(first, field), getattr(second, field))
-        for title, field in _LANES
-        if title == "step" or getattr(first, field) or getattr(second, field)
-    ]
-    parts = [lines_of(table(("", *names, "ratio"), lanes, _SIDES), columns)]
+    lanes = [_row("step", first.step_seconds, second.step_seconds)]
+    for form, times in (("  {}", parts_of), ("{}, busy", busy_in)):
+        for (title, one), (_, other) in zip(times(first), times(second), strict=True):
+            if one or other:
+                lanes.append(_row(form.format(title), one, other))
+    parts = [lines_of(table(("", *names, "ratio"), lanes), columns)]
     if rows := list(_differences(first, second, columns - 34)):
         head = ("differ most", *names, "ratio")
-        parts.append(lines_of(table(head, rows, _SIDES), columns))
+        parts.append(lines_of(table(head, rows), columns))
     notes = [
         (name, note)
         for name, timeline in zip(names, (first, second), strict=True)
@@ -65,11 +55,8 @@ def _names(first: Timeline, second: Timeline) -> tuple[str, str]:
 
 def _row(title: str, first: float, second: float) -> tuple[str, str, str, str]:
     ratio = f"{second / first:.2f}" if first and second else "–"
-    return title, _seconds(first), _seconds(second), ratio
-
-
-def _seconds(seconds: float) -> str:
-    return format_seconds(seconds) if seconds else "–"
+    one, other = (or_dash(format_seconds, seconds) for seconds in (first, second))
+    return title, one, other, ratio
 
 
 def _differences(

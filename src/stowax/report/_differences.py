@@ -6,29 +6,24 @@ instructions change with every compilation.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 from .._records._inspection import Inspection
 from .._records._memory import MEMORY_ROLES, Block
 from .._records._program import Transfer
 from .._units import format_bytes, format_seconds
-from ._layout import short_source
+from ._layout import or_dash, short_source
+from ._times import busy_in, parts_of
 
 _MOST_PLACES = 10  # largest of each at its peak
 
 Measure = Literal["bytes", "seconds", "number"]
-
-_TIMES = (
-    ("step", "step_seconds"),
-    ("computing", "compute_seconds"),
-    ("waiting for the host", "exposed_seconds"),
-    ("waiting for other devices", "collective_wait_seconds"),
-    ("idle", "idle_seconds"),
-    ("device to host, busy", "device_to_host_seconds"),
-    ("host to device, busy", "host_to_device_seconds"),
-    ("collectives, busy", "collective_seconds"),
-)
+_FORMS: Mapping[Measure, Callable[[float], str]] = {
+    "bytes": format_bytes,
+    "seconds": format_seconds,
+    "number": "{:g}".format,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +37,7 @@ class Difference:
 
     def text(self, value: float) -> str:
         """A value of this figure, as it is written."""
-        if not value:
-            return "–"
-        if self.measure == "bytes":
-            return format_bytes(value)
-        return format_seconds(value) if self.measure == "seconds" else f"{value:g}"
+        return or_dash(_FORMS[self.measure], value)
 
     @property
     def change(self) -> str:
@@ -107,9 +98,17 @@ def _roles(first: Inspection, second: Inspection) -> Iterator[Difference]:
 
 
 def _times(first: Inspection, second: Inspection) -> Iterator[Difference]:
-    for title, field in _TIMES:
-        one, other = (getattr(each.timeline, field) for each in (first, second))
-        yield _pair(title, "seconds", one, other)
+    both = (first.timeline, second.timeline)
+    one, other = (
+        [
+            ("step", each.step_seconds),
+            *parts_of(each),
+            *((f"{title}, busy", seconds) for title, seconds in busy_in(each)),
+        ]
+        for each in both
+    )
+    for (title, before), (_, after) in zip(one, other, strict=True):
+        yield _pair(title, "seconds", before, after)
 
 
 def _copies(first: Inspection, second: Inspection) -> Iterator[Difference]:

@@ -11,7 +11,7 @@ from .._records._inspection import Inspection
 from .._records._memory import MemoryCurve
 from ._differences import Difference, differences
 from ._page_data import size_unit, step_end, time_unit
-from ._page_figures import bokeh, legend_below, library_script, see_through
+from ._page_figures import bokeh, figure, legend_below, library_script, zooms_in_time
 from ._page_html import (
     Columns,
     asset,
@@ -70,22 +70,13 @@ def _table(
     title: str, rows: Sequence[Difference], names: tuple[str, str], number: int
 ) -> str:
     columns: Columns = (
-        ("figure", "long"),
-        (names[0], "number"),
-        (names[1], "number"),
-        ("difference", "number"),
+        ("figure", "long", lambda r: (r.title, r.title)),
+        (names[0], "number", lambda r: (r.first, r.text(r.first))),
+        (names[1], "number", lambda r: (r.second, r.text(r.second))),
+        ("difference", "number", lambda r: (r.second - r.first, r.change)),
     )
-    cells = [
-        (
-            (row.title, row.title),
-            (row.first, row.text(row.first)),
-            (row.second, row.text(row.second)),
-            (row.second - row.first, row.change),
-        )
-        for row in rows
-    ]
     return sortable(
-        title.capitalize(), columns, cells, name=f"group-{number}", seen=False
+        title.capitalize(), columns, rows, name=f"group-{number}", seen=False
     )
 
 
@@ -96,17 +87,8 @@ def _curves(both: Sequence[Inspection], names: tuple[str, str]) -> Any:
     unit, unit_name = size_unit(max(curve.peak_bytes for curve in curves))
     end = max(map(step_end, both))
     rate, rate_name = time_unit(end)
-    drawn = library.plotting.figure(
-        name="over-time-figure",
-        height=340,
-        sizing_mode="stretch_width",
-        toolbar_location=None,
-        tools=[
-            library.models.BoxZoomTool(dimensions="width"),
-            library.models.WheelZoomTool(dimensions="width", modifiers="ctrl"),
-        ],
-        x_range=library.models.Range1d(0, end / rate, bounds=(0, end / rate)),
-    )
+    axis = library.models.Range1d(0, end / rate, bounds=(0, end / rate))
+    drawn = figure("over-time-figure", 340, zooms_in_time(), x_range=axis)
     for each, name, curve, (colour, dash, _) in zip(
         both, names, curves, _LOOKS, strict=True
     ):
@@ -128,8 +110,8 @@ def _curves(both: Sequence[Inspection], names: tuple[str, str]) -> Any:
     drawn.y_range.start = 0
     drawn.xaxis.axis_label = f"time in {rate_name}"
     drawn.yaxis.axis_label = f"device memory in {unit_name}"
-    legend_below(drawn, 2)
-    return library.embed.json_item(see_through(drawn))
+    legend_below(drawn)
+    return library.embed.json_item(drawn)
 
 
 def _highest(curve: MemoryCurve, end: float) -> tuple[list[float], list[int]]:
@@ -153,14 +135,7 @@ def _bars(roles: Sequence[Difference], names: tuple[str, str]) -> Any:
     library = bokeh()
     unit, unit_name = size_unit(max(max(row.first, row.second) for row in roles))
     titles = [row.title for row in roles][::-1]
-    drawn = library.plotting.figure(
-        name="by-role-figure",
-        height=90 + 46 * len(titles),
-        sizing_mode="stretch_width",
-        toolbar_location=None,
-        tools=[],
-        y_range=titles,
-    )
+    drawn = figure("by-role-figure", 90 + 46 * len(titles), y_range=titles)
     sides = [[row.first for row in roles], [row.second for row in roles]]
     for name, values, shift, (colour, _, pattern) in zip(
         names, sides, (0.19, -0.19), _LOOKS, strict=True
@@ -179,5 +154,5 @@ def _bars(roles: Sequence[Difference], names: tuple[str, str]) -> Any:
     drawn.x_range.start = 0
     drawn.ygrid.grid_line_color = None
     drawn.xaxis.axis_label = f"device memory at the peak in {unit_name}"
-    legend_below(drawn, 2)
-    return library.embed.json_item(see_through(drawn))
+    legend_below(drawn)
+    return library.embed.json_item(drawn)

@@ -2,9 +2,8 @@
 
 from .._records._inspection import Inspection
 from ._differences import Difference, differences
-from ._layout import Align, cut, facts, lines_of, table, text_width
+from ._layout import cut, facts, lines_of, table, text_width
 
-_SIDES: tuple[Align, ...] = ("left", "right", "right", "right")
 _NARROWEST_TITLE = 16
 _WIDEST_NAME = 12
 
@@ -36,7 +35,7 @@ def differences_text(
         heads = (title, *_short(names), "difference")
         room = max(_NARROWEST_TITLE, columns - 51)
         cells = [_cells(row, room) for row in rows]
-        parts.append(lines_of(table(heads, cells, _SIDES), columns))
+        parts.append(lines_of(table(heads, cells), columns))
     return "\n\n".join("\n".join(part) for part in parts)
 
 

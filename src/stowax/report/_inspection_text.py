@@ -7,25 +7,26 @@ direction.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .._records._inspection import Inspection, MemoryUse
+from .._records._inspection import Hazard, Inspection, MemoryUse, Omission
 from .._records._program import Transfer
 from .._records._timeline import Timeline
 from .._units import format_bytes, format_seconds
-from ._hazards_text import hazards_text, omissions_text
 from ._layout import (
-    Align,
     count_of,
     cut,
     facts,
     lines_of,
+    or_dash,
     short_source,
     table,
     text_width,
 )
 from ._memory_text import memory_text
+from ._times import busy_in, parts_of
 
 _MOST_TRANSFERS = 5  # groups per direction
 _MOST_UNPRICED = 4
+_MOST_HAZARDS = 4  # of one kind
 _ALL_COLUMNS = 80  # narrower, the memory table stands on its side
 
 _DIRECTIONS: Mapping[str, str] = {
@@ -58,9 +59,9 @@ def inspection_text(inspection: Inspection, width: int | None = None) -> str:
             *_transfers(inspection.transfers, columns),
             *facts(_agreement(inspection), columns),
         ],
-        hazards_text(inspection.hazards, columns),
+        _hazards(inspection.hazards, columns),
         [
-            *omissions_text(inspection.omissions, columns),
+            *_omissions(inspection.omissions, columns),
             *_small_print(inspection.timeline, columns),
         ],
     ]
@@ -86,13 +87,12 @@ def _memory(inspection: Inspection, width: int) -> list[str]:
     headers = ("per device", "arguments", "outputs", "donated", "temporary", "total")
     if width < _ALL_COLUMNS:
         headers, *rows = zip(headers, *rows, strict=True)  # one line per figure
-    sides: tuple[Align, ...] = ("left", "right", "right", "right", "right", "right")
-    return lines_of(table(headers, rows, sides[: len(headers)]), width)
+    return lines_of(table(headers, rows), width)
 
 
 def _memory_row(kind: str, use: MemoryUse) -> tuple[str, ...]:
     figures = (use.argument, use.output, -use.alias, use.temp, use.total)
-    return (kind, *(format_bytes(figure) if figure else "–" for figure in figures))
+    return (kind, *(or_dash(format_bytes, figure) for figure in figures))
 
 
 def _time(timeline: Timeline, flops: float) -> Iterable[tuple[str, str]]:
@@ -101,22 +101,10 @@ def _time(timeline: Timeline, flops: float) -> Iterable[tuple[str, str]]:
         "step",
         f"{format_seconds(timeline.step_seconds)}, {timeline.origin} from {origin}",
     )
-    waits = (
-        ("computing", timeline.compute_seconds),
-        ("waiting for the host", timeline.exposed_seconds),
-        ("waiting for other devices", timeline.collective_wait_seconds),
-    )
-    parts = [f"{what} {format_seconds(s)}" for what, s in waits if s]
-    if parts:
-        yield "of which", ", ".join(parts)
-    busy = (
-        ("device to host", timeline.device_to_host_seconds),
-        ("host to device", timeline.host_to_device_seconds),
-        ("collectives", timeline.collective_seconds),
-    )
-    parts = [f"{what} {format_seconds(s)}" for what, s in busy if s]
-    if parts:
-        yield "links busy", ", ".join(parts)
+    at_work = [part for part in parts_of(timeline) if part[0] != "idle"]
+    for title, times in (("of which", at_work), ("links busy", busy_in(timeline))):
+        if parts := [f"{what} {format_seconds(s)}" for what, s in times if s]:
+            yield title, ", ".join(parts)
     if flops:
         yield "products", f"{flops / 1e12:.4g} TFLOP of matrix products per step"
 
@@ -189,6 +177,38 @@ def _what(transfer: Transfer) -> str:
     named = transfer.op_name.rpartition("/")[2] or transfer.start
     source = short_source(transfer.source)
     return f"{source} ({named})" if source else named
+
+
+def _hazards(hazards: Sequence[Hazard], width: int) -> list[str]:
+    """By kind, a few places of each, the remedy once."""
+    if not hazards:
+        return ["No hazards found."]
+    lines: list[str] = []
+    for kind in dict.fromkeys(hazard.kind for hazard in hazards):
+        alike = [hazard for hazard in hazards if hazard.kind == kind]
+        lines += [""] if lines else []
+        lines.append(f"HAZARD {kind}, {count_of(len(alike), 'place')}")
+        lines += facts(_of_a_kind(alike), width)
+    return lines
+
+
+def _of_a_kind(alike: Sequence[Hazard]) -> list[tuple[str, str]]:
+    pairs = [("  what", alike[0].what)] if alike[0].what else []
+    for hazard in alike[:_MOST_HAZARDS]:
+        pairs += [("  where", hazard.where), ("  cost", hazard.cost)]
+    if rest := alike[_MOST_HAZARDS:]:
+        seconds = sum(hazard.seconds for hazard in rest)
+        cost = f", {format_seconds(seconds)}" if seconds else ""
+        pairs.append(("", f"and {count_of(len(rest), 'place')} more{cost}"))
+    remedies = dict.fromkeys(hazard.remedy for hazard in alike)
+    return [*pairs, *(("  remedy", remedy) for remedy in remedies)]
+
+
+def _omissions(omissions: Sequence[Omission], width: int) -> list[str]:
+    """What was not looked for, with why: a report that finds nothing has to say so."""
+    return facts(
+        [("not known", f"{item.what}: {item.reason}") for item in omissions], width
+    )
 
 
 def _small_print(timeline: Timeline, width: int) -> list[str]:

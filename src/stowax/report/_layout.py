@@ -8,7 +8,7 @@ would swallow without a word.
 import io
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Literal
 
 NARROWEST, WIDEST = 60, 160
@@ -51,16 +51,18 @@ def lines_of(part: Any, width: int) -> list[str]:
 def table(
     headers: Sequence[str],
     rows: Iterable[Sequence[str]],
-    align: Iterable[Align],
+    align: Sequence[Align] = (),
     *,
+    without: Collection[str] = (),
     flexible: int | None = None,
     indent: int = 0,
 ) -> Any:
     """A rich table without lines around it.
 
-    **Arguments:** `align` has one entry per column; only the column numbered `flexible`
-    may wrap, the others keep their widest cell. A table whose headers are all empty
-    has no header line.
+    **Arguments:** `align` has one entry per column (default: the first one left, others
+    right); columns whose headers are in `without` are left out. Only the column
+    numbered `flexible` may wrap, the others keep their widest cell. A table whose
+    headers are all empty has no header line.
     """
     from rich.table import Table
 
@@ -74,13 +76,17 @@ def table(
     )
     if indent:
         drawn.add_column(width=indent - 2 if indent > 2 else 0)
-    for number, (header, side) in enumerate(zip(headers, align, strict=True)):
-        wraps = number == flexible
+    shown = [n for n, header in enumerate(headers) if header not in without]
+    for n in shown:
         drawn.add_column(
-            header, justify=side, no_wrap=not wraps, overflow="fold", vertical="top"
+            headers[n],
+            justify=align[n] if align else "right" if n else "left",
+            no_wrap=n != flexible,
+            overflow="fold",
+            vertical="top",
         )
     for row in rows:
-        drawn.add_row(*(["", *row] if indent else row))
+        drawn.add_row(*([""] if indent else []), *(row[n] for n in shown))
     return drawn
 
 
@@ -108,6 +114,11 @@ def cut(text: str, width: int) -> str:
     'atte…'
     """
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+
+
+def or_dash(form: Callable[[Any], str], value: Any) -> str:
+    """`value` as `form` writes it, and a dash for none."""
+    return form(value) if value else "–"
 
 
 def count_of(number: float, noun: str) -> str:

@@ -11,7 +11,7 @@ from .._records._memory import (
     Moment,
 )
 from .._units import format_bytes, format_seconds
-from ._layout import cut, facts, lines_of, short_source, table
+from ._layout import cut, facts, lines_of, or_dash, short_source, table
 from ._memory_bands import RESERVED, filled
 
 _HEIGHT = 9
@@ -133,7 +133,7 @@ def _largest(curve: MemoryCurve, width: int) -> list[str]:
     rows = [
         (
             format_bytes(block.bytes),
-            format_bytes(block.padding) if block.padding else "–",
+            or_dash(format_bytes, block.padding),
             block.role,
             cut(_what(block), max(16, width - 46)),
         )

@@ -39,6 +39,7 @@ from ._page_tables import (
     transfers_table,
     unpriced_table,
 )
+from ._times import busy_in, parts_of
 
 
 def inspection_page(
@@ -115,23 +116,16 @@ def _facts(inspection: Inspection, plan: PlanRecord | None) -> list[tuple[str, s
         pairs.append(("budget", f"{format_bytes(budget)}: {verdict}"))
     pairs.append((f"step, {timeline.origin}", format_seconds(timeline.step_seconds)))
     step = timeline.step_seconds
-    pairs.append(("computing", _share(timeline.compute_seconds, step)))
-    waits = (
-        ("waiting for the host", timeline.exposed_seconds),
-        ("waiting for other devices", timeline.collective_wait_seconds),
-        ("idle", timeline.idle_seconds),
-    )
     pairs += [
         (name, _share(seconds, step))
-        for name, seconds in waits
-        if seconds or name == "waiting for the host"
+        for name, seconds in parts_of(timeline)
+        if seconds or name in ("computing", "waiting for the host")
     ]
-    busy = (
-        ("device to host, busy", timeline.device_to_host_seconds),
-        ("host to device, busy", timeline.host_to_device_seconds),
-        ("collectives, busy", timeline.collective_seconds),
-    )
-    pairs += [(name, format_seconds(seconds)) for name, seconds in busy if seconds]
+    pairs += [
+        (f"{name}, busy", format_seconds(seconds))
+        for name, seconds in busy_in(timeline)
+        if seconds
+    ]
     if inspection.flops:
         pairs.append(("matrix products", f"{inspection.flops / 1e12:.4g} TFLOP"))
     return pairs

@@ -6,7 +6,6 @@ from .._records._audit import AuditRecord
 from .._units import format_seconds
 from ._layout import count_of
 from ._page_html import (
-    Cell,
     Columns,
     asset,
     document,
@@ -49,35 +48,24 @@ def audit_page(record: AuditRecord) -> str:
 def audit_table(record: AuditRecord) -> str:
     """The findings, the costliest first, below a line on the loop they are of."""
     columns: Columns = (
-        ("kind", "text"),
-        ("what", "long"),
-        ("where", "long"),
-        ("times a step", "number"),
-        ("bytes a step", "number"),
-        ("time a step", "number"),
-        ("what to do", "long"),
+        ("kind", "text", lambda f: text_cell(f.kind)),
+        ("what", "long", lambda f: text_cell(f.what)),
+        ("where", "long", lambda f: text_cell(_place(f.file, f.line))),
+        ("times a step", "number", lambda f: number_cell(round(f.count, 2))),
+        ("bytes a step", "number", lambda f: bytes_cell(f.bytes)),
+        ("time a step", "number", lambda f: seconds_cell(f.seconds)),
+        ("what to do", "long", lambda f: text_cell(f.remedy)),
     )
-    rows: list[tuple[Cell, ...]] = [
-        (
-            text_cell(finding.kind),
-            text_cell(finding.what),
-            text_cell(_place(finding.file, finding.line)),
-            number_cell(round(finding.count, 2)),
-            bytes_cell(finding.bytes),
-            seconds_cell(finding.seconds),
-            text_cell(finding.remedy),
-        )
-        for finding in record.findings
-    ]
     loop = (
         f"{count_of(record.steps, 'step')} of "
         f"{_place(record.step_file, record.step_line)}, "
         f"{count_of(round(record.transfers, 1), 'transfer')} each."
     )
     lines = [loop if record.steps else "", *record.notes]
-    table = sortable(count_of(len(rows), "finding"), columns, rows, name="audit")
+    found = record.findings
+    table = sortable(count_of(len(found), "finding"), columns, found, name="audit")
     text = "".join(f"<p>{escaped(line)}</p>" for line in lines if line)
-    return text + (table if rows else "<p>Nothing found.</p>")
+    return text + (table or "<p>Nothing found.</p>")
 
 
 def _place(file: str, line: int) -> str:

@@ -88,39 +88,47 @@ def step_figures(inspection: Inspection, plan: PlanRecord | None) -> Any:
     return library.embed.json_item(layout)
 
 
-def _plain_figure(name: str, height: int, axis: Any) -> Any:
-    library = bokeh()
-    models = library.models
-    drawn = library.plotting.figure(
+def figure(name: str, height: int, tools: Sequence[Any] = (), **options: Any) -> Any:
+    """A figure as wide as the page and on its own ground: Bokeh's white would stay."""
+    drawn = bokeh().plotting.figure(
         name=name,
         height=height,
         sizing_mode="stretch_width",
-        x_range=axis,
         toolbar_location=None,
-        min_border_left=_LEFT,
-        min_border_right=24,
-        min_border_top=6,
-        lod_threshold=None,
-        tools=[
-            models.BoxZoomTool(dimensions="width"),
-            models.WheelZoomTool(dimensions="width", modifiers="ctrl"),
-        ],
+        tools=[*tools],
+        **options,
     )
-    drawn.xgrid.grid_line_alpha = drawn.ygrid.grid_line_alpha = 0.6
-    return see_through(drawn)
-
-
-def see_through(drawn: Any) -> Any:
-    """The figure on the page's own ground: Bokeh's white would stay at its edges."""
     drawn.background_fill_color = drawn.border_fill_color = None
     return drawn
 
 
-def legend_below(drawn: Any, columns: int) -> None:
+def zooms_in_time() -> list[Any]:
+    """The tools of a figure whose x-axis is the time of the step."""
+    models = bokeh().models
+    wheel = models.WheelZoomTool(dimensions="width", modifiers="ctrl")
+    return [models.BoxZoomTool(dimensions="width"), wheel]
+
+
+def _figure_in_time(name: str, height: int, axis: Any) -> Any:
+    drawn = figure(
+        name,
+        height,
+        zooms_in_time(),
+        x_range=axis,
+        min_border_left=_LEFT,
+        min_border_right=24,
+        min_border_top=6,
+        lod_threshold=None,
+    )
+    drawn.xgrid.grid_line_alpha = drawn.ygrid.grid_line_alpha = 0.6
+    return drawn
+
+
+def legend_below(drawn: Any) -> None:
     """The legend where it hides no point."""
     legend = drawn.legend[0]
     drawn.add_layout(legend, "below")
-    legend.ncols = columns
+    legend.ncols = 2
     legend.location = "center"
     legend.margin, legend.padding, legend.spacing = 0, 4, 16
     legend.border_line_alpha = 0
@@ -138,7 +146,7 @@ def _memory_figure(
     budget = budget_of(plan, kind)
     shown = budget is not None and budget <= _HIGHEST * curve.peak_bytes
     top = max(peak, budget / unit) if budget is not None and shown else peak
-    drawn = _plain_figure(f"memory-{kind}", 320 if kind == "device" else 170, axis)
+    drawn = _figure_in_time(f"memory-{kind}", 320 if kind == "device" else 170, axis)
     drawn.y_range = models.Range1d(0, top * 1.12)
     drawn.yaxis.axis_label = f"{kind} memory, {unit_name}"
     bands = bands_of(curve)
@@ -207,7 +215,7 @@ def _lanes_figure(inspection: Inspection, lanes: Sequence[str], axis: Any) -> An
     models = bokeh().models
     loops = bool(inspection.memory_timeline and inspection.memory_timeline.loops)
     titles = [*(["loops"] if loops else []), *(_LANE_TITLES[lane] for lane in lanes)]
-    drawn = _plain_figure("lanes", 20 + 36 * len(titles), axis)
+    drawn = _figure_in_time("lanes", 20 + 36 * len(titles), axis)
     drawn.y_range = models.Range1d(-len(titles) + 0.5, 0.5)
     rows = [-k for k in range(len(titles))]
     drawn.yaxis.ticker = models.FixedTicker(ticks=rows)
@@ -248,14 +256,7 @@ def budget_figure(plan: PlanRecord) -> Any:
     library = bokeh()
     models = library.models
     (unit, unit_name), (rate, rate_name) = _budget_units(plan)
-    drawn = library.plotting.figure(
-        name="budget-figure",
-        height=400,
-        sizing_mode="stretch_width",
-        toolbar_location=None,
-        min_border_left=_LEFT,
-        tools=[models.BoxZoomTool()],
-    )
+    drawn = figure("budget-figure", 400, [models.BoxZoomTool()], min_border_left=_LEFT)
     drawn.xaxis.axis_label = f"device memory in {unit_name}"
     drawn.yaxis.axis_label = f"step time in {rate_name}"
     for title, marker, colour, points in budget_points(plan):
@@ -295,8 +296,7 @@ def budget_figure(plan: PlanRecord) -> Any:
     x_low, x_high, y_low, y_high = budget_ranges(plan)["near"]
     drawn.x_range = models.Range1d(x_low, x_high, name="budget-x")
     drawn.y_range = models.Range1d(y_low, y_high, name="budget-y")
-    legend_below(drawn, 2)
-    see_through(drawn)
+    legend_below(drawn)
     return library.embed.json_item(drawn)
 
 

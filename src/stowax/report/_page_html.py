@@ -10,7 +10,7 @@ import gzip
 import html
 import importlib.resources
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from ._layout import short_source
@@ -23,8 +23,9 @@ _LONGEST = 60  # characters of a path of scopes
 Cell = tuple[Any, str]
 """What a column is sorted by, and the text that is shown."""
 
-Columns = Sequence[tuple[str, Literal["text", "long", "number"]]]
-"""The heads of a table; long texts break anywhere."""
+Columns = Sequence[tuple[str, Literal["text", "long", "number"], Callable[[Any], Cell]]]
+"""Of each column of a table its head, what it holds, and the cell of a record; long
+texts break anywhere."""
 
 # The browser itself refuses every request, whatever a library may try.
 _POLICY = (
@@ -66,27 +67,26 @@ def asset(name: str) -> str:
 def sortable(
     title: str,
     columns: Columns,
-    rows: Iterable[Sequence[Cell]],
+    records: Sequence[Any],
     *,
     name: str,
     seen: bool = True,
 ) -> str:
     """A table with a button over each column that sorts by it.
 
-    **Arguments:** `rows` have a `Cell` per column, `name` is unique in the page. A
-    title that the heading above says already need not be `seen`. A table without rows
-    is nothing at all.
+    **Arguments:** `records` have a row each, `name` is unique in the page. A title that
+    the heading above says already need not be `seen`. A table without rows is nothing
+    at all.
     """
-    rows = list(rows)
-    if not rows:
+    if not records:
         return ""
     heads = "".join(
         f'<th scope="col" class="{kind}"><button type="button">{escaped(head)}'
         '<span class="way" aria-hidden="true"></span></button></th>'
-        for head, kind in columns
+        for head, kind, _ in columns
     )
-    body = "\n".join(_row(row, columns) for row in rows[:MOST_ROWS])
-    more = len(rows) - MOST_ROWS
+    body = "\n".join(_row(record, columns) for record in records[:MOST_ROWS])
+    more = len(records) - MOST_ROWS
     hidden = "" if seen else ' class="unseen"'
     rest = f"<p>The first {MOST_ROWS}; {more} more are not listed.</p>" * (more > 0)
     return (
@@ -97,11 +97,12 @@ def sortable(
     )
 
 
-def _row(row: Sequence[Cell], columns: Columns) -> str:
+def _row(record: Any, columns: Columns) -> str:
     cells = "".join(
         f'<td class="{kind}" data-sort="{escaped(key)}"{_whole(key, text)}>'
         f"{escaped(text)}</td>"
-        for (key, text), (_, kind) in zip(row, columns, strict=True)
+        for _, kind, cell in columns
+        for key, text in [cell(record)]
     )
     return f"<tr>{cells}</tr>"
 

@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Sequence
 
 from .._records._inspection import Hazard, Inspection
-from .._records._memory import Block, Loop, MemoryCurve
+from .._records._memory import Loop, MemoryCurve
 from .._records._plan import PlanRecord
 from .._records._program import CopyCheck, Transfer
 from .._units import format_bytes, format_seconds
 from ._decisions_text import stack_titles
-from ._layout import count_of
+from ._layout import count_of, or_dash
 from ._page_data import STYLES, bands_of, filled
 from ._page_figures import budget_points
 from ._page_html import Cell, Columns, escaped, path_cell, sortable, source_cell
@@ -27,12 +27,12 @@ def text_cell(text: str) -> Cell:
 
 def bytes_cell(count: int) -> Cell:
     """Sorted by the number of bytes."""
-    return count, format_bytes(count) if count else "–"
+    return count, or_dash(format_bytes, count)
 
 
 def seconds_cell(seconds: float | None) -> Cell:
     """Sorted by the number of seconds."""
-    return seconds or 0.0, format_seconds(seconds) if seconds else "–"
+    return seconds or 0.0, or_dash(format_seconds, seconds)
 
 
 def number_cell(number: float) -> Cell:
@@ -43,63 +43,39 @@ def number_cell(number: float) -> Cell:
 def hazards_table(hazards: Sequence[Hazard]) -> str:
     """The hazards, worst first."""
     columns: Columns = (
-        ("kind", "text"),
-        ("what", "long"),
-        ("where", "long"),
-        ("cost", "long"),
-        ("times a step", "number"),
-        ("time a step", "number"),
-        ("what to do", "long"),
+        ("kind", "text", lambda h: text_cell(h.kind)),
+        ("what", "long", lambda h: text_cell(h.what)),
+        ("where", "long", lambda h: text_cell(h.where)),
+        ("cost", "long", lambda h: text_cell(h.cost)),
+        ("times a step", "number", lambda h: number_cell(h.count)),
+        ("time a step", "number", lambda h: seconds_cell(h.seconds)),
+        ("what to do", "long", lambda h: text_cell(h.remedy)),
     )
-    rows = [
-        (
-            text_cell(hazard.kind),
-            text_cell(hazard.what),
-            text_cell(hazard.where),
-            text_cell(hazard.cost),
-            number_cell(hazard.count),
-            seconds_cell(hazard.seconds),
-            text_cell(hazard.remedy),
-        )
-        for hazard in hazards
-    ]
-    return sortable(count_of(len(rows), "hazard"), columns, rows, name="hazards")
+    return sortable(count_of(len(hazards), "hazard"), columns, hazards, name="hazards")
 
 
 def transfers_table(transfers: Sequence[Transfer]) -> str:
     """The ledger: every copy between device and host, the most bytes first."""
     columns: Columns = (
-        ("direction", "text"),
-        ("bytes a step", "number"),
-        ("each", "number"),
-        ("times", "number"),
-        ("on the link", "number"),
-        ("waited for", "number"),
-        ("manner", "text"),
-        ("serves", "long"),
-        ("where", "long"),
-        ("starts at", "text"),
-        ("waited for at", "text"),
-        ("operation", "long"),
-    )
-    rows = [
+        ("direction", "text", lambda t: text_cell(t.direction.replace("-", " "))),
+        ("bytes a step", "number", lambda t: bytes_cell(t.total_bytes)),
+        ("each", "number", lambda t: bytes_cell(t.bytes)),
+        ("times", "number", lambda t: number_cell(t.trips)),
+        ("on the link", "number", lambda t: seconds_cell(t.seconds)),
+        ("waited for", "number", lambda t: seconds_cell(t.exposed_seconds)),
         (
-            text_cell(transfer.direction.replace("-", " ")),
-            bytes_cell(transfer.total_bytes),
-            bytes_cell(transfer.bytes),
-            number_cell(transfer.trips),
-            seconds_cell(transfer.seconds),
-            seconds_cell(transfer.exposed_seconds),
-            text_cell("asynchronous" if transfer.asynchronous else "synchronous"),
-            text_cell(transfer.serves or "–"),
-            source_cell(transfer.source),
-            text_cell(transfer.start),
-            text_cell(transfer.done),
-            path_cell(transfer.op_name),
-        )
-        for transfer in sorted(transfers, key=lambda t: -t.total_bytes)
-    ]
-    return sortable(_totals(transfers), columns, rows, name="transfers")
+            "manner",
+            "text",
+            lambda t: text_cell("asynchronous" if t.asynchronous else "synchronous"),
+        ),
+        ("serves", "long", lambda t: text_cell(t.serves or "–")),
+        ("where", "long", lambda t: source_cell(t.source)),
+        ("starts at", "text", lambda t: text_cell(t.start)),
+        ("waited for at", "text", lambda t: text_cell(t.done)),
+        ("operation", "long", lambda t: path_cell(t.op_name)),
+    )
+    ordered = sorted(transfers, key=lambda t: -t.total_bytes)
+    return sortable(_totals(transfers), columns, ordered, name="transfers")
 
 
 def _totals(transfers: Sequence[Transfer]) -> str:
@@ -118,57 +94,34 @@ def _totals(transfers: Sequence[Transfer]) -> str:
 def copies_table(copies: Sequence[CopyCheck]) -> str:
     """What a plan offloads, beside what the program moves of it."""
     columns: Columns = (
-        ("offloaded value", "long"),
-        ("planned each way", "number"),
-        ("copied out", "number"),
-        ("copied in", "number"),
-        ("as planned", "text"),
+        ("offloaded value", "long", lambda c: text_cell(c.name)),
+        ("planned each way", "number", lambda c: bytes_cell(c.planned_bytes)),
+        ("copied out", "number", lambda c: bytes_cell(c.out_bytes)),
+        ("copied in", "number", lambda c: bytes_cell(c.in_bytes)),
+        ("as planned", "text", lambda c: text_cell("yes" if c.as_planned else "NO")),
     )
-    rows = [
-        (
-            text_cell(check.name),
-            bytes_cell(check.planned_bytes),
-            bytes_cell(check.out_bytes),
-            bytes_cell(check.in_bytes),
-            text_cell("yes" if check.as_planned else "NO"),
-        )
-        for check in copies
-    ]
     whole = sum(check.as_planned for check in copies)
-    title = f"Planned and compiled copies: {whole} of {len(rows)} agree"
-    return sortable(title, columns, rows, name="copies")
+    title = f"Planned and compiled copies: {whole} of {len(copies)} agree"
+    return sortable(title, columns, copies, name="copies")
 
 
 def peak_table(curve: MemoryCurve, kind: str) -> str:
     """The largest places at the peak."""
     columns: Columns = (
-        ("bytes", "number"),
-        ("padding", "number"),
-        ("role", "text"),
-        ("name", "long"),
-        ("shape", "text"),
-        ("where", "long"),
-        ("instruction", "text"),
+        ("bytes", "number", lambda b: bytes_cell(b.bytes)),
+        ("padding", "number", lambda b: bytes_cell(b.padding)),
+        ("role", "text", lambda b: text_cell(b.role)),
+        ("name", "long", lambda b: path_cell(b.framework_name)),
+        ("shape", "text", lambda b: text_cell(b.shape)),
+        ("where", "long", lambda b: source_cell(b.source)),
+        ("instruction", "text", lambda b: text_cell(b.name)),
     )
     blocks = curve.top(_PEAK_ROWS)
     alive = sum(1 for _ in curve.at(curve.peak_position))
     title = f"Largest places at the peak of {kind} memory"
     if alive > len(blocks):
         title += f", {len(blocks)} of {alive}"
-    rows = [_block_row(block) for block in blocks]
-    return sortable(title, columns, rows, name=f"peak-{kind}")
-
-
-def _block_row(block: Block) -> tuple[Cell, ...]:
-    return (
-        bytes_cell(block.bytes),
-        bytes_cell(block.padding),
-        text_cell(block.role),
-        path_cell(block.framework_name),
-        text_cell(block.shape),
-        source_cell(block.source),
-        text_cell(block.name),
-    )
+    return sortable(title, columns, blocks, name=f"peak-{kind}")
 
 
 def legend_table(curve: MemoryCurve, loops: Sequence[Loop]) -> str:
@@ -212,52 +165,42 @@ def decisions_table(plan: PlanRecord) -> str:
     """What the plan decided on each value, and why."""
     titles = stack_titles(plan)
     columns: Columns = (
-        ("value", "long"),
-        ("decision", "text"),
-        ("of", "text"),
-        ("role", "text"),
-        ("all layers", "number"),
-        ("one layer", "number"),
-        ("layers", "number"),
-        ("where", "long"),
-        ("reason", "long"),
-    )
-    rows = [
+        ("value", "long", lambda d: text_cell(d.name)),
         (
-            text_cell(value.name),
-            text_cell(f"{value.decision} (pinned)" if value.pinned else value.decision),
-            text_cell(titles.get(value.stack, value.stack)),
-            text_cell(value.role),
-            bytes_cell(value.bytes * value.count),
-            bytes_cell(value.bytes),
-            number_cell(value.count),
-            source_cell(value.source),
-            text_cell(value.reason),
-        )
-        for value in sorted(plan.decisions, key=lambda d: -d.bytes * d.count)
-    ]
-    return sortable(count_of(len(rows), "decision"), columns, rows, name="decisions")
+            "decision",
+            "text",
+            lambda d: text_cell(f"{d.decision} (pinned)" if d.pinned else d.decision),
+        ),
+        ("of", "text", lambda d: text_cell(titles.get(d.stack) or d.stack)),
+        ("role", "text", lambda d: text_cell(d.role)),
+        ("all layers", "number", lambda d: bytes_cell(d.bytes * d.count)),
+        ("one layer", "number", lambda d: bytes_cell(d.bytes)),
+        ("layers", "number", lambda d: number_cell(d.count)),
+        ("where", "long", lambda d: source_cell(d.source)),
+        ("reason", "long", lambda d: text_cell(d.reason)),
+    )
+    ordered = sorted(plan.decisions, key=lambda d: -d.bytes * d.count)
+    title = count_of(len(ordered), "decision")
+    return sortable(title, columns, ordered, name="decisions")
 
 
 def points_table(plan: PlanRecord) -> str:
     """The points of the drawing of time over memory, as figures."""
+
+    def within(much: int) -> str:
+        return "yes" if much <= plan.budget_bytes else "no"
+
     columns: Columns = (
-        ("point", "text"),
-        ("what it is", "text"),
-        ("device memory", "number"),
-        ("step time", "number"),
-        ("within the budget", "text"),
+        ("point", "text", lambda p: text_cell(p[0])),
+        ("what it is", "text", lambda p: text_cell(p[3])),
+        ("device memory", "number", lambda p: bytes_cell(p[1])),
+        ("step time", "number", lambda p: seconds_cell(p[2])),
+        ("within the budget", "text", lambda p: text_cell(within(p[1]))),
     )
     rows = [
-        (
-            text_cell(name),
-            text_cell(title),
-            bytes_cell(much),
-            seconds_cell(seconds),
-            text_cell("yes" if much <= plan.budget_bytes else "no"),
-        )
+        (*point, title)
         for title, _, _, points in budget_points(plan)
-        for name, much, seconds in points
+        for point in points
     ]
     return sortable("What is known", columns, rows, name="points")
 
@@ -265,18 +208,10 @@ def points_table(plan: PlanRecord) -> str:
 def unpriced_table(inspection: Inspection) -> str:
     """What nobody gave a time for, and what it was taken to cost."""
     columns: Columns = (
-        ("not priced", "long"),
-        ("times a step", "number"),
-        ("taken to cost", "number"),
-        ("why", "long"),
+        ("not priced", "long", lambda i: text_cell(i.what)),
+        ("times a step", "number", lambda i: number_cell(i.count)),
+        ("taken to cost", "number", lambda i: seconds_cell(i.seconds)),
+        ("why", "long", lambda i: text_cell(i.reason)),
     )
-    rows = [
-        (
-            text_cell(item.what),
-            number_cell(item.count),
-            seconds_cell(item.seconds),
-            text_cell(item.reason),
-        )
-        for item in sorted(inspection.timeline.unpriced, key=lambda i: -i.seconds)
-    ]
-    return sortable("Without a price", columns, rows, name="unpriced")
+    ordered = sorted(inspection.timeline.unpriced, key=lambda i: -i.seconds)
+    return sortable("Without a price", columns, ordered, name="unpriced")

@@ -9,10 +9,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from .._hardware._pinned import VARIABLE
-from .._records._plan import Baseline, DecisionRecord, PinPrice, PlanRecord
+from .._records._plan import Baseline, PinPrice, PlanRecord
 from .._units import format_bytes, format_room, format_seconds
 from ._decisions_text import decision_lines, stack_titles
-from ._layout import Align, count_of, cut, facts, lines_of, table, text_width
+from ._layout import Align, count_of, cut, facts, lines_of, or_dash, table, text_width
 
 SCREEN = 40
 """Lines of a plan, where the number of stacks lets it: one screen."""
@@ -101,33 +101,28 @@ def _against_baselines(record: PlanRecord) -> str:
     )
 
 
-_COLUMNS: tuple[tuple[str, Align], ...] = (
-    ("  per device", "left"),
-    ("device", "right"),
-    ("host", "right"),
-    ("step time", "right"),
-    ("vs predicted", "right"),
-    ("fits", "left"),
-)
+_HEADERS = ("  per device", "device", "host", "step time", "vs predicted", "fits")
+_SIDES: Sequence[Align] = ("left", "right", "right", "right", "right", "left")
 
 
 def _comparison(record: PlanRecord, width: int) -> list[str]:
-    offloaded = sum(d.bytes * d.count for d in record.decisions if _moves(d))
+    moved = [d for d in record.decisions if d.decision == "offload"]
+    offloaded = sum(d.bytes * d.count for d in moved)
     model = record.model_seconds
     rows = [
         (
             "▸ this plan, compiled",
-            _size(record.device_bytes),
-            _size(record.host_bytes),
-            _time(record.step_seconds),
+            or_dash(format_bytes, record.device_bytes),
+            or_dash(format_bytes, record.host_bytes),
+            or_dash(format_seconds, record.step_seconds),
             "",
             _yes(record.fits),
         ),
         (
             "▸ this plan, predicted",
-            _size(record.predicted_device_bytes),
-            _size(offloaded),
-            _time(model),
+            or_dash(format_bytes, record.predicted_device_bytes),
+            or_dash(format_bytes, offloaded),
+            or_dash(format_seconds, model),
             "",
             _yes(record.predicted_device_bytes <= record.budget_bytes),
         ),
@@ -140,13 +135,7 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
     left_out = set() if ordered else {"vs predicted"}
     if width < _ALL_COLUMNS:
         left_out |= {"host", "vs predicted"}
-    shown = [n for n, (header, _) in enumerate(_COLUMNS) if header not in left_out]
-    drawn = table(
-        [_COLUMNS[n][0] for n in shown],
-        [[row[n] for n in shown] for row in rows],
-        [_COLUMNS[n][1] for n in shown],
-    )
-    lines = lines_of(drawn, width)
+    lines = lines_of(table(_HEADERS, rows, _SIDES, without=left_out), width)
     if (more := len(ordered) - most) > 0:
         lines.append(f"  and {count_of(more, 'policy')} slower or larger")
     if record.step_seconds and model:
@@ -165,9 +154,9 @@ def _baseline_row(baseline: Baseline, model: float, width: int) -> tuple[str, ..
     change = f"{baseline.seconds / model - 1:+.1%}" if model else ""
     return (
         f"  {cut(baseline.name, max(_LONGEST_NAME, width // 4))}",
-        _size(baseline.device_bytes),
-        _size(baseline.host_bytes),
-        _time(baseline.seconds),
+        or_dash(format_bytes, baseline.device_bytes),
+        or_dash(format_bytes, baseline.host_bytes),
+        or_dash(format_seconds, baseline.seconds),
         change,
         _yes(baseline.fits),
     )
@@ -297,18 +286,6 @@ def _listed(items: Sequence[str], most: int) -> str:
     more = len(items) - most
     text = ", ".join(items[:most])
     return f"{text} and {more} more" if more > 0 else text
-
-
-def _moves(value: DecisionRecord) -> bool:
-    return value.decision == "offload"
-
-
-def _size(count: int) -> str:
-    return format_bytes(count) if count else "–"
-
-
-def _time(seconds: float) -> str:
-    return format_seconds(seconds) if seconds else "–"
 
 
 def _yes(fits: bool) -> str:

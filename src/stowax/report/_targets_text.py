@@ -4,8 +4,8 @@
 deserve, so a mark stands beside every one that no maker's page gives.
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from .._hardware._calibrated import calibrated
 from .._hardware._figures import GB, GIB, TERA, Chip, Figure, unknown
@@ -27,33 +27,19 @@ _UNITS = {
 }
 
 
-class TargetRow(Protocol):
-    """One chip of the list, as `stowax._target._target.targets_table` makes it."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TargetRow:
+    """One chip in the list of targets: what may be written, and its main figures.
 
-    @property
-    def chip(self) -> Chip:
-        """The figures."""
-        ...
+    `measured` is what was measured of attached ones here, by the target's name; `notes`
+    what there is of that and is not used.
+    """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What `stowax.target` takes for it."""
-        ...
-
-    @property
-    def attached(self) -> bool:
-        """Whether one is attached."""
-        ...
-
-    @property
-    def measured(self) -> tuple[tuple[str, CalibrationRecord], ...]:
-        """What was measured of attached ones here, by the target's name."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What there is of that and is not used."""
-        ...
+    chip: Chip
+    names: tuple[str, ...]
+    attached: bool
+    measured: tuple[tuple[str, CalibrationRecord], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def targets_text(rows: Sequence[TargetRow], width: int | None = None) -> str:
@@ -77,16 +63,7 @@ def targets_text(rows: Sequence[TargetRow], width: int | None = None) -> str:
         "host\nGiB",
     )
     drawn = [line for row in rows for line in _table_rows(row)]
-    sides: tuple[Align, ...] = (
-        "left",
-        "right",
-        "right",
-        "right",
-        "right",
-        "right",
-        "right",
-    )
-    lines = lines_of(table(headers, drawn, sides), columns)
+    lines = lines_of(table(headers, drawn), columns)
     lines += ["", *lines_of(_LEGEND, columns)]
     lines += lines_of(
         "Memory is what the compiler or JAX allows one device; the rest is per chip; "

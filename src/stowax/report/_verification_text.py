@@ -85,16 +85,16 @@ def _leaves(record: Verification, width: int) -> list[str]:
     wide = width >= _ALL_COLUMNS
     narrow = width < _CHANGE_COLUMN
     longest = _LONGEST_PATH + width - 80 + (12 if narrow else 0) - (26 if wide else 0)
-    headers: list[str] = ["leaf", "role", "step", "error", "tolerated", "changed by"]
-    sides: list[Align] = ["left", "left", "right", "right", "right", "right"]
-    if wide:
-        headers.insert(2, "type")
-        sides.insert(2, "left")
-    rows = [_row(leaf, wide, longest) for leaf in shown]
+    headers = ("leaf", "role", "type", "step", "error", "tolerated", "changed by")
+    sides: Sequence[Align] = (
+        *("left", "left", "left"),
+        *("right", "right", "right", "right"),
+    )
+    without = set() if wide else {"type"}
     if narrow:
-        headers, sides = headers[:-1], sides[:-1]
-        rows = [row[:-1] for row in rows]
-    lines = lines_of(table(headers, rows, sides), width)
+        without.add("changed by")
+    rows = [_row(leaf, longest) for leaf in shown]
+    lines = lines_of(table(headers, rows, sides, without=without), width)
     for title, all_of_them, most in (
         ("wrong", failed, _MOST_FAILED),
         ("that agree", right, _MOST_RIGHT),
@@ -137,17 +137,15 @@ def _end(path: str, width: int) -> str:
     return path if len(path) <= width else f"…{path[1 - width :]}"
 
 
-def _row(leaf: LeafCheck, wide: bool, longest: int) -> tuple[str, ...]:
+def _row(leaf: LeafCheck, longest: int) -> tuple[str, ...]:
     error = "–" if leaf.error is None else f"{leaf.error:.1e}" if leaf.error else "0"
     mark = "" if leaf.ok else "✗ "
-    row = [
+    return (
         mark + _end(leaf.path, longest - len(mark)),
         leaf.role,
+        f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]",
         str(leaf.step),
         error,
         f"{leaf.tolerance:.1e}" if leaf.tolerance else "0",
         f"{leaf.change:.1e}" if leaf.change else "0",
-    ]
-    if wide:
-        row.insert(2, f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]")
-    return tuple(row)
+    )

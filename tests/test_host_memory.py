@@ -113,7 +113,7 @@ def test_what_minds_host_memory_itself_is_left_alone(pair):
 
 
 def test_what_writes_into_host_memory_in_a_loop_is_left_alone(pair):
-    """State that is streamed by hand, a block at a time: it could not be on a device."""
+    """State that is streamed by hand, a block at a time."""
     there, here = pair
 
     def streamed(x):

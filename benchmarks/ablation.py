@@ -93,6 +93,10 @@ def _no_parts(*_: Any) -> tuple[int, dict[str, Any]]:
     return 0, {}
 
 
+def _none(*_: Any, **__: Any) -> Iterator[Any]:
+    return iter(())
+
+
 def _zero(*_: Any) -> int:
     return 0
 
@@ -104,7 +108,7 @@ def _plain(_: Any, chosen: Any, *__: Any, **___: Any) -> dict[int, str]:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     BASE: {},
-    "stop at the first that fits": {"_search._loop.Search._enough": True},
+    "stop at the first that fits": {"_search._propose.Proposer.beside": _none},
     "no stalls laid to values": {"_search._space.stalled": _same},
     "no correction by predictions": {"_search._correction.Correction.parts": _no_parts},
     "no correction by programs": {"_search._correction.Correction.expected": _zero},

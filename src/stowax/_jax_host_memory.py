@@ -173,7 +173,8 @@ def _inferring(infer: Callable[..., Any]) -> Callable[..., Any]:
         except PlanMismatchError:  # a plan's program within it wants what is there
             return infer(fun, info, args, kwargs)
         except (TypeError, ValueError) as error:
-            if _is_about_memory(error):  # it moves what it is given by itself
+            moves = _is_about_memory(error) and not _as_on_device.get()
+            if moves:  # by itself, what it is given: it is traced as it is
                 with contextlib.suppress(TypeError, ValueError):
                     return infer(fun, info, args, kwargs)
             raise

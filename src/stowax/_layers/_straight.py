@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from .._jaxprs._jaxpr import Program, evaluate
+from .._jaxprs._jaxpr import evaluate
 from ._linearize import LinearizedBody
 from ._passes import Activity, Cotangents
 from ._stack import LOOP_SCOPE, Stack, Stored, scope_name, ways
@@ -96,7 +96,7 @@ def backward_straight(
             at_hand |= kept[layer]
             given = [*ct_carry, *(ct[layer] for ct in ct_ys)]
             after = made[-1] if made else []
-            values, given, after = _residuals(stack, body, at_hand, given, after)
+            values, given, after = _residuals(body, at_hand, given, after)
             made[-1:] = [after] if made else []
             grads = body.pull_back(values, given, totals)
             by_input = dict(zip(body.active_inputs, grads, strict=True))
@@ -107,7 +107,6 @@ def backward_straight(
 
 
 def _residuals(
-    stack: Stack,
     body: LinearizedBody,
     at_hand: Mapping[int, Any],
     cotangents: list[Any],
@@ -122,33 +121,15 @@ def _residuals(
     program = body.forward
     again = [n for n in body.residuals if n not in at_hand]
     values = {n: at_hand[n] for n in body.residuals if n in at_hand}
-    at_hand = {**at_hand, **_same_in_all(stack, program, again, at_hand)}
     run = program.closure(again, {**program.constants(), **at_hand})
     read = dict.fromkeys(i for k in run for i in program.nodes[k].inputs)
-    operands = [i for i in read if i in at_hand]
+    operands = [i for i in read if i is not None and i in at_hand]
     if operands:
         held, cotangents, after = jax.lax.optimization_barrier(
             ([at_hand[i] for i in operands], cotangents, after)
         )
-        at_hand |= dict(zip(operands, held, strict=True))
+        at_hand = {**at_hand, **dict(zip(operands, held, strict=True))}
     return values | program.run(again, at_hand), cotangents, after
-
-
-def _same_in_all(
-    stack: Stack, program: Program, wanted: Sequence[int], at_hand: Mapping[int, Any]
-) -> dict[int, Any]:
-    """What `wanted` needs that depends on constants alone: a mask, a table of angles.
-
-    That is the same in every layer, and XLA computes it once.
-    """
-    fixed = {*range(stack.const_count), *program.constants()}
-    made: list[int] = []
-    for k in program.closure(wanted, {**program.constants(), **at_hand}):
-        node = program.nodes[k]
-        if all(i is None or i in fixed for i in node.inputs):
-            fixed.update(node.outputs)
-            made += node.outputs
-    return program.run(made, {i: at_hand[i] for i in range(stack.const_count)})
 
 
 def _by_output(by_layer: Sequence[Sequence[Any]]) -> list[Any]:

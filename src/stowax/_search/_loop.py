@@ -17,7 +17,7 @@ proposed anew.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from .._errors import CompileError, OffloadVanishedError, StowaxError
 from .._planner import evaluate
@@ -26,7 +26,7 @@ from .._survey._asked import Asked
 from .._survey._options import more_fast_memory
 from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
-from ._propose import SLACK, WORTH, Proposal, Proposer
+from ._propose import CLEARLY, NEARLY, SLACK, WORTH, Proposal, Proposer
 from ._space import Attempt, Space, asks_for_more, narrower
 from ._variants import VARIANTS, as_written, is_straight, plain, plain_bytes, returned
 
@@ -100,20 +100,21 @@ class Search:
         if returned in self.unopened:  # what a user has of it is another step
             space = returned(self.rolled, self.budget)
             spaces = spaces if space is None else [*spaces, space]
-        return min(map(self._smallest_budget, spaces))
+        loops = [space for space in spaces if not space.as_written]
+        return min(map(self._smallest_budget, loops or spaces))
 
     def _smallest_budget(self, space: Space) -> tuple[int, Source]:
         """The same of one variant.
 
-        What was compiled counts; else the planner's smallest plan, with what the
-        compiler has needed beyond the predictions so far, unless it should have been
-        found.
+        What was compiled counts, layers as they are written too: they cannot leave, so
+        loops need less. Else the planner's smallest plan, with what the compiler has
+        needed beyond the predictions so far, unless it should have been found.
         """
         written = self.asked.written.values() if self._may_stay else ()
         mine = [
             a
             for a in self.attempts
-            if a.decisions is None or a.space.name == space.name
+            if a.decisions is None or a.space.as_written or a.space.name == space.name
         ]
         compiled = [
             a.measured.compiled_bytes
@@ -194,17 +195,29 @@ class Search:
         spaces = self.spaces
         while spaces:
             spaces = [space for space in spaces if space.survey.bodies]
-            proposals = [self.propose.settled(space, caution) for space in spaces]
-            fitting = [
-                p for p in proposals if p.bytes <= self.budget and not self._tried(p)
-            ]
-            if fitting:
-                return min(fitting, key=lambda p: p.seconds)
+            if (best := self._fastest(spaces, caution)) is not None:
+                return best
             spaces = self._opened()
         spaces = [space for space in self.spaces if space.survey.bodies]
         least = [self.propose.least(space) for space in spaces]
         hopeful = [p for p in least if not self._tried(p) and self._is_open(p)]
         return min(hopeful, key=lambda p: p.bytes, default=None)
+
+    def _fastest(self, spaces: Iterable[Space], caution: float) -> Proposal | None:
+        """The fastest proposal of some variants that is expected to fit.
+
+        Or one that should need a little more, where it is clearly faster: predictions
+        err by as much.
+        """
+        proposals = [self.propose.settled(space, caution) for space in spaces]
+        untried = [p for p in proposals if not self._tried(p)]
+        near = [p for p in untried if p.bytes <= self.budget * NEARLY]
+        fitting = [p for p in near if p.bytes <= self.budget]
+        if not fitting:
+            return None
+        best = min(fitting, key=_seconds)
+        faster = [p for p in near if p.seconds < best.seconds * (1 - CLEARLY)]
+        return min(faster, key=_seconds, default=best)
 
     def _is_open(self, proposal: Proposal) -> bool:
         """Whether what needs least of a variant may fit, or was never compiled.
@@ -355,3 +368,8 @@ class Search:
         attempt = plain(self.rolled, self.budget, donate=donate)
         self.log.append(attempt)
         return attempt
+
+
+def _seconds(proposal: Proposal) -> float:
+    """What to compare proposals by: layers that are left alone are to be beaten."""
+    return proposal.seconds * (1 - CLEARLY * proposal.left_alone)

@@ -41,8 +41,11 @@ _FILLED = 0.002, 0.03
 WORTH = 0.005
 """Part of the step's time below which a gain does not pay for another compile."""
 
-_CLEARLY = 0.05
-"""Part of the step's time that a plan should save of a step that fits as it is."""
+CLEARLY = 0.05
+"""Part of the step's time that is worth a compile that may be for nothing."""
+
+NEARLY = 1.05
+"""What is expected to need so much more than the budget may fit it."""
 
 _MISTAKEN = 0.25
 """Part of what a change moves (seconds of recomputation, of copies, of storing) by
@@ -59,7 +62,8 @@ Options = Mapping[str, str | bool]
 class Proposal:
     """Decisions for one variant, with what they are expected to come to.
 
-    `what` is said of one that is unusual.
+    `what` is said of one that is unusual; `left_alone` are layers that keep all, as
+    they are written.
     """
 
     space: Space
@@ -68,6 +72,7 @@ class Proposal:
     bytes: int
     seconds: float
     what: str = ""
+    left_alone: bool = False
 
     @property
     def decisions(self) -> Decisions:
@@ -107,7 +112,34 @@ class Proposer:
             # room for, it is told of more. What caution adds it does not know, either.
             margin = margin + missed // 2 if missed > 0 or again else 0
             room = known - space.memory.expected(solution.decisions) + margin
-        return self._fastest(space, target, caution) or self.least(space)
+        found = self._fastest(space, target, caution) or self.least(space)
+        return self._left_alone(found, target, caution) if space.as_written else found
+
+    def _left_alone(self, found: Proposal, target: int, caution: float) -> Proposal:
+        """The same state, and layers as they are, where that fits and isn't beaten.
+
+        XLA decides best what of them to compute again: it has no barriers in its way.
+        """
+        space = found.space
+        problem = space.problem(self.budget)
+        decisions = tuple(
+            mine if body.phase == "update" else kept
+            for body, mine, kept in zip(
+                problem.bodies,
+                found.decisions,
+                policies(problem)["keep all"],
+                strict=True,
+            )
+        )
+        seconds = evaluate(problem, decisions).seconds
+        if not _allowed(space, decisions) or seconds * (1 - CLEARLY) > found.seconds:
+            return found
+        solution = dataclasses.replace(found.solution, decisions=decisions)
+        fits = self._learned(space, solution, caution) <= target
+        alone = dataclasses.replace(
+            self._proposal(space, solution, caution), left_alone=True
+        )
+        return alone if fits else found
 
     def least(self, space: Space) -> Proposal:
         """What needs the least of the device, whatever it costs.
@@ -131,7 +163,7 @@ class Proposer:
         """
         problem = space.problem(self.budget)
         written = policies(problem)["recompute all" if space.remat else "keep all"]
-        enough = evaluate(problem, written).seconds * (1 - _CLEARLY)
+        enough = evaluate(problem, written).seconds * (1 - CLEARLY)
         if self._timed(solve, problem).evaluation.seconds > enough:
             return
         proposal = self.settled(space, 0.0)

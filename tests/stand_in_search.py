@@ -43,6 +43,7 @@ def surveyed(*bodies, rate=8.0, target=GPU):
         problem=asked,
         target=target,
         tight=False,
+        donates=True,
         state=None,
         refused=(),
         reserved_bytes=0,

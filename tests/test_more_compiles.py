@@ -29,14 +29,16 @@ def test_a_plan_improves_or_stays():
 
 
 @pytest.mark.slow
-def test_more_programs_find_a_faster_step_where_nothing_has_to_move():
+def test_a_step_that_fits_is_planned_where_that_is_faster():
     # Kept are 5 arrays a layer of 4 × its input, of which one has to be: the product.
     wide = arguments(width=1024, rows=32768)
-    written = plan(train, *wide)
-    assert written.outcome == "unneeded"
-    found = plan(train, *wide, compiles=5)
+    found = plan(train, *wide)
+    written = found.trials[0]
+    assert written.what == "as written"
     assert found.fits
     assert found.outcome in ("optimal", "feasible")
+    assert found.donate_argnums == ()  # nobody has to give up its arguments for that
     assert found.step_seconds < 0.8 * written.step_seconds
-    assert found.device_bytes < 0.5 * written.device_bytes
-    assert found.trials[0].what == "as written"
+    assert found.device_bytes < 0.5 * written.compiled_bytes
+    longer = plan(train, *wide, compiles=5)
+    assert longer.step_seconds <= found.step_seconds

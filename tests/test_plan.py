@@ -50,20 +50,23 @@ def of_layers(found):
 @pytest.mark.parametrize("target", TARGETS)
 def test_with_room_for_everything_nothing_moves(target):
     found = planned(target)
-    assert (found.outcome, found.fits) == ("unneeded", True)
-    assert found.decisions == ()
+    written = found.trials[0]
+    assert written.what == "as written"
+    assert written.compiled_bytes > LAYERS * 2 * INNER  # it does keep the activations
+    assert found.fits
+    assert found.step_seconds <= written.step_seconds
+    assert "offload" not in {d.decision for d in found.decisions}
     assert found.donate_argnums == ()
     assert found.host_bytes == 0
-    assert found.device_bytes > LAYERS * 2 * INNER  # it does keep the activations
     assert compiled_total(found, train, *arguments()) == found.device_bytes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_plan_that_fits_fits_when_compiled_apart(target):
-    free = planned(target).device_bytes
+    written = planned(target).trials[0].compiled_bytes
     budget = keeping_inputs()
-    assert budget < 0.7 * free
+    assert budget < 0.7 * written
     found = planned(target, budget)
     assert found.fits
     assert found.outcome == "optimal"
@@ -178,7 +181,7 @@ def test_state_is_donated_where_the_memory_is_needed():
     always = plan(train, *arguments(), donate=True)
     never = plan(train, *arguments(), budget=keeping_inputs(), donate=False)
     assert always.donate_argnums == (0,)
-    assert always.outcome == "unneeded"
+    assert always.host_bytes == 0
     assert never.donate_argnums == ()
     assert compiled_total(never, train, *arguments()) == never.device_bytes
 

@@ -100,8 +100,9 @@ class Search:
         if returned in self.unopened:  # what a user has of it is another step
             space = returned(self.rolled, self.budget)
             spaces = spaces if space is None else [*spaces, space]
-        loops = [space for space in spaces if not space.as_written]
-        return min(map(self._smallest_budget, loops or spaces))
+        mine = [s for s in spaces if s.asked.donate == self.asked.donate]
+        loops = [space for space in mine if not space.as_written]
+        return min(map(self._smallest_budget, loops or [self.rolled]))
 
     def _smallest_budget(self, space: Space) -> tuple[int, Source]:
         """The same of one variant.
@@ -146,9 +147,12 @@ class Search:
         tried = any(a.donated == donate for a in self.log)
         if not self.rolled.survey.bodies and not fits and not tried:
             self.compile_plain(donate=donate)
-        written = self.rolled.remat or not fits
-        straight = as_written(self.rolled, self.budget) if written else None
-        self.spaces = [*filter(None, (straight,)), self.rolled]
+        rolled = self.rolled
+        if donate and any(not a.donated and self.fits(a) for a in self.log):
+            rolled = rolled.intact(self.budget)  # nobody has to give arguments up
+        written = rolled.remat or not fits
+        straight = as_written(rolled, self.budget) if written else None
+        self.spaces = [*filter(None, (straight,)), rolled]
         while (proposal := self._next()) is not None:
             self._compile(proposal)
         return self.best()

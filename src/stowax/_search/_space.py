@@ -56,7 +56,7 @@ class Space:
     @property
     def may_donate(self) -> bool:
         """Whether the state's buffers are donated where that is wanted."""
-        return self.asked.donate is not False and bool(self.survey.step.donate)
+        return self.survey.donates and bool(self.survey.step.donate)
 
     @property
     def as_written(self) -> bool:
@@ -90,6 +90,11 @@ class Space:
         if survey is not None:
             memory = dataclasses.replace(memory, survey=survey)
         return memory.problem(budget, self.host_left)
+
+    def intact(self, budget: int) -> "Space":
+        """The same variant for a user who goes on using the arguments."""
+        asked = dataclasses.replace(self.asked, donate=False)
+        return new_space(self.name, asked, budget, self.free)
 
     def for_budget(self, budget: int) -> "Space":
         """The same variant for another budget: what was waited for may not be there."""
@@ -213,6 +218,7 @@ def _without_donation(survey: Survey) -> Survey:
 
     Those of what is only read need not be.
     """
+    survey = dataclasses.replace(survey, donates=False)
     if survey.state is None:
         return survey
     read_only = survey.state.read_only

@@ -53,6 +53,7 @@ class Survey:
     (`state.body`); `staying` is state that is no candidate. `reserved_bytes` is what
     the layers need besides stored values, by the prediction for a program that stores
     everything, `update_reserved_bytes` what the step needs after them.
+    With `donates`, buffers of the state are overwritten by its new values.
     `refused` has what stays on the device since the compiler refused it. Arrays under
     `least_bytes` stay on the device. With `tight`, gradients are written to host memory
     at once, even where that makes the next weights wait; with `gradients_on_host` those
@@ -75,6 +76,7 @@ class Survey:
     least_bytes: int = OFFLOAD_LEAST_BYTES
     tight: bool = False
     gradients_on_host: bool = False
+    donates: bool = True
 
     def problem(
         self, device_bytes: int, host_bytes: int, correction: int = 0
@@ -162,7 +164,7 @@ class Survey:
             self.function if plan is None else self.step.recording,
             plan,
             self.options,
-            donate=self.step.donate if donate else (),
+            donate=self.step.donate if donate and self.donates else (),
             label=label,
             linearized=self.step.linearized,
         )

@@ -4,19 +4,16 @@ Three programs per machine: everything on the device; the tutorial's own recipe;
 same step, unchanged, with its update streamed in blocks. Device totals are arguments +
 outputs - aliased + temporaries of the compiled program, seconds come from its schedule.
 
-    python -m benchmarks.adam_step
+    python -m benchmarks adam_step --target h200
 
-Prints a table. Bars: streamed, at most 3.07 GiB on h200 and 2.45 GiB on v5p-8; on
+Bars: streamed, at most 3.07 GiB on h200 and 2.45 GiB on v5p-8; on
 v5p-8, where the update waits for the link, waiting at most 1.1 times what the bytes of
 the busier direction take. The second is missed by 0.04, with all of the state off the
 device: libtpu's temporaries add up places that overlap (docs/notes.md).
 """
 
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -77,58 +74,65 @@ def streamed(machine: Target, step: Any, arguments: Any, options: Any = None) ->
     return machine.compile(jitted, *specs, compiler_options=options)
 
 
-def row(machine: Target, name: str, compiled: Any) -> tuple[Any, ...]:
+def found_in(compiled: Any) -> dict[str, Any]:
     """What a compiled program needs, and how long it waits for copies."""
     found = stowax.inspect(compiled)
     timeline = found.timeline
     link = max(timeline.device_to_host_seconds, timeline.host_to_device_seconds)
-    on_host = sum(hazard.kind == "host-compute" for hazard in found.hazards)
-    asynchronous = all(t.asynchronous for t in found.transfers if t.bytes >= 2**16)
+    large = [t for t in found.transfers if t.bytes >= 2**16]
+    return {
+        "device_bytes": found.memory.device.total,
+        "host_bytes": found.memory.host.total,
+        "step_seconds": timeline.step_seconds,
+        "exposed_seconds": timeline.exposed_seconds,
+        "link_seconds": link,
+        "host_computations": sum(h.kind == "host-compute" for h in found.hazards),
+        "asynchronous": all(transfer.asynchronous for transfer in large),
+    }
+
+
+WAYS: dict[str, Callable[[Target], Any]] = {
+    "on the device": lambda m: whole(m, adam_tutorial.step, "device", (0, 1)),
+    "offloaded, tutorial": lambda m: whole(
+        m, adam_tutorial.offloaded_step, "pinned_host", (0,)
+    ),
+    "streamed": lambda m: streamed(m, adam_tutorial.step, adam_tutorial.arguments()),
+}
+_COLUMNS = {
+    "target": lambda c: c["target"],
+    "state": lambda c: c["way"],
+    "device GiB": lambda c: _record.gib(c["device_bytes"]),
+    "host GiB": lambda c: _record.gib(c["host_bytes"]),
+    "step ms": lambda c: f"{c['step_seconds'] * 1e3:.1f}",
+    "waiting ms": lambda c: f"{c['exposed_seconds'] * 1e3:.1f}",
+    "busier link ms": lambda c: f"{c['link_seconds'] * 1e3:.1f}",
+    "host computations": lambda c: c["host_computations"],
+    "copies asynchronous": lambda c: "yes" if c["asynchronous"] else "no",
+}
+
+
+def page(records: _record.Records) -> str:
+    """The table."""
+    whole = [cell for cell in records.cells.values() if "error" not in cell]
+    bars = " and ".join(f"{bar} GiB on {target}" for target, bar in BARS.items())
     return (
-        machine.name,
-        name,
-        _record.gib(found.memory.device.total),
-        _record.gib(found.memory.host.total),
-        f"{timeline.step_seconds * 1e3:.1f}",
-        f"{timeline.exposed_seconds * 1e3:.1f}",
-        f"{link * 1e3:.1f}",
-        on_host,
-        "yes" if asynchronous else "no",
+        f"# The tutorial's Adam step, its state streamed\n\n{records.provenance()}\n"
+        "Bytes are compiled, milliseconds simulated from the schedules. Streamed, it "
+        f"is to take at most {bars}.\n\n{_record.columns(_COLUMNS, whole)}"
     )
 
 
-HEAD = (
-    "target",
-    "state",
-    "device GiB",
-    "host GiB",
-    "step ms",
-    "waiting ms",
-    "busier link ms",
-    "host computations",
-    "copies asynchronous",
-)
-
-
-def main() -> None:
-    """Compiles the three programs for each target and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", action="append", choices=BARS)
-    parser.add_argument("--streamed", action="store_true", help="only the last program")
-    options = parser.parse_args()
-    rows = []
-    for name in options.target or BARS:
-        machine = stowax.target(name)
-        step, recipe = adam_tutorial.step, adam_tutorial.offloaded_step
-        if not options.streamed:
-            plain = whole(machine, step, "device", (0, 1))
-            rows.append(row(machine, "on the device", plain))
-            tutorial = whole(machine, recipe, "pinned_host", (0,))
-            rows.append(row(machine, "offloaded, tutorial", tutorial))
-        mine = streamed(machine, step, adam_tutorial.arguments())
-        rows.append(row(machine, f"streamed (bar {BARS[name]})", mine))
-    print(_record.table(HEAD, rows), end="")
+    parser.add_argument("--way", action="append", choices=WAYS)
 
 
-if __name__ == "__main__":
-    main()
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """The programs that were asked for, compiled."""
+    for target in asked.target or BARS:
+        for way in asked.way or WAYS:
+            records.made(
+                _record.cell_name(target, way),
+                lambda t=target, w=way: found_in(WAYS[w](stowax.target(t))),
+                {"target": target, "way": way},
+            )

@@ -1,36 +1,28 @@
-"""Tables and plots of `benchmarks.comparison`, written from its cells.
+"""The tables of `benchmarks.comparison`, written from its cells.
 
 First what came out in all (`comparison_summary`), then every workload on every target.
 """
 
-import pathlib
 from typing import Any
 
-from benchmarks import _record, comparison_plots
+from benchmarks import _record
 from benchmarks._record import gib, seconds_text
 from benchmarks.comparison_cells import Lines, cells_of, outcome_of, series
 from benchmarks.comparison_summary import summary
 from benchmarks.comparison_workloads import WORKLOADS
 
-COMMAND = "python -m benchmarks.comparison"
 
-
-def write(path: pathlib.Path) -> None:
-    """Writes the table and the plots beside `path`."""
-    lines = _record.read_lines(path)
-    if not lines:
-        return
-    found = series(lines)
+def page(records: _record.Records) -> str:
+    """What came out in all, then a section per workload and target."""
+    found = series(records.cells.values())
     text = [
         "# Plans against hand-written policies\n",
-        _record.provenance_text(COMMAND, dates=[line["date"] for line in lines]),
+        records.provenance(),
         _HOW,
         summary(found),
     ]
-    for (workload, target), own in found.items():
-        plot = comparison_plots.write(path, workload, target, own, cells_of(own))
-        text.append(_section(workload, target, own, plot))
-    path.with_suffix(".md").write_text("\n".join(text))
+    text += [_section(*key, own) for key, own in found.items()]
+    return "\n".join(text)
 
 
 _HOW = """Budgets lie evenly between the smallest that stowax says is feasible and what
@@ -64,7 +56,7 @@ option that a plan's last program has on TPUs, more fast memory: plans are made 
 """
 
 
-def _section(workload: str, target: str, lines: Lines, plot: str | None) -> str:
+def _section(workload: str, target: str, lines: Lines) -> str:
     text = f"## {workload}, {target}\n\n{WORKLOADS[workload].what}"
     sizes = WORKLOADS[workload].targets.get(target, {})
     batch = f", batch {sizes['batch']}" if "batch" in sizes else ""
@@ -79,8 +71,6 @@ def _section(workload: str, target: str, lines: Lines, plot: str | None) -> str:
         f"{gib(end['chip_bytes'])}; smallest budget {gib(end['smallest_budget'])} GiB "
         f"({end['smallest_budget_is']}).\n"
     )
-    if plot:
-        text += f"\n![step time by budget]({plot})\n"
     if rows := [_cell_row(cell) for cell in cells_of(lines)]:
         text += "\n" + _record.table(_CELL_HEAD, rows)
     return text + _policies(lines)

@@ -47,17 +47,27 @@ def classes(
     return sorted(alike, key=lambda one: (-len(one[2]), one[0], one[1]))
 
 
-def failures(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every class of failures with all its seeds and one message, for machines.
+def figures(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record of a run: outcomes, and every class of failures with its seeds.
 
     Paths in messages begin in the checkout.
     """
-    root = str(_record.RESULTS.parents[1]) + "/"
-    short = lambda message: message.replace(root, "")
-    return [
-        {"outcome": outcome, "kind": kind, "seeds": seeds, "message": short(message)}
-        for outcome, kind, seeds, message in classes(records, (*FAULTS, "refused"))
-    ]
+    root = str(_record.ROOT) + "/"
+    found = outcomes(records)
+    return {
+        "programs": len(records),
+        "plans": found.total(),
+        "outcomes": {name: found[name] for name in OUTCOMES},
+        "failures": [
+            {
+                "outcome": outcome,
+                "kind": kind,
+                "seeds": seeds,
+                "message": message.replace(root, ""),
+            }
+            for outcome, kind, seeds, message in classes(records, (*FAULTS, "refused"))
+        ],
+    }
 
 
 def common(records: list[dict[str, Any]], seeds: list[int]) -> str:
@@ -118,7 +128,7 @@ something, and five steps give the plain step's numbers. *As written*: the plan 
 nothing. *Refused*: an error of stowax's own. *Wrong*: numbers differ by more than
 rounding. *Foreign*: any other error where the plain step works. *Same error*: the plain
 step fails, too. Pins that hold for nothing in a program are left out. One program
-again: `python -m benchmarks.differential --only SEED`."""
+again: `python -m benchmarks differential --only SEED`."""
 
 _COMPILED = """for machines that are not
 there, of 75 % and 50 % of what the step takes on them as it is written. *Planned*: the
@@ -127,10 +137,10 @@ plan, stays within the budget where the plan says that it fits, and has no arith
 the host that the plan does not name. *As written*: the plan changes nothing. *Wrong*: a
 promise is broken, or the compiler refuses the program. *Refused*, *foreign*: an error
 of stowax's own, and any other, where the plain step compiles. One program again:
-`python -m benchmarks.differential --only SEED --compile TARGETS`."""
+`python -m benchmarks differential --only SEED --compile TARGETS`."""
 
 
-def table(records: list[dict[str, Any]], command: str, targets: str = "") -> str:
+def table(records: list[dict[str, Any]], provenance: str, targets: str = "") -> str:
     """The page: outcomes, failures by class, refusals by class, outcomes by feature.
 
     **Arguments:** `targets` are those that the programs were compiled for, if they were
@@ -148,7 +158,7 @@ def table(records: list[dict[str, Any]], command: str, targets: str = "") -> str
     how = _COMPILED if targets else _RUN
     return f"""# Random training steps, {title}
 
-{_record.provenance_text(command)}
+{provenance}
 {len(records)} random programs under {len(every)} plans: {how}
 
 | outcome | verdicts | share |

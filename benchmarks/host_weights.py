@@ -1,22 +1,12 @@
-"""Layers' weights and gradients in host memory: bytes of loss and gradients.
+"""Layers whose weights and gradients are in host memory, by the parts of stowax.
 
 Sixteen layers of two products, (4096, 16384) and back, in bfloat16: 4 GiB of weights
 and 4 GiB of gradients, all of it in host memory. Three ways to write the same layers: a
 scan over the weights' first axis, a scan over their second, a Python loop. Activations
-that the backward pass reads are offloaded, too. Device totals are arguments + outputs -
-aliased + temporaries of the compiled program; copies are seen in its schedule.
-
-    python -m benchmarks.host_weights
-
-Prints a table. Bars: 0.51 GiB scanned, 0.60 otherwise, and no computation on the host's
-processor. A layer's weights are 0.25 GiB, and so are its gradients.
+that the backward pass reads are offloaded, too. Tests compile them; `benchmarks.state`
+plans the same layers as a user would.
 """
 
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-import argparse
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,8 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 
-import stowax
-from benchmarks import _record
 from stowax._jaxprs._jaxpr import evaluate, trace
 from stowax._layers._axis_order import host_order
 from stowax._layers._boundary import Emission
@@ -38,7 +26,6 @@ from stowax._survey._options import overlap_options, wants_row_major
 from stowax._target._machine import Target
 
 LAYERS, WIDTH, HIDDEN, ROWS = 16, 4096, 16384, 256
-BARS = {"scan": 0.51, "scan, axis 1": 0.60, "loop": 0.60}
 
 
 def _layer(x: Any, weights: Any) -> Any:
@@ -242,54 +229,3 @@ def _order(machine: Target, spec: Any, axis: int | None) -> Layout | None:
         return None
     order = host_order(spec.ndim, axis, machine.platform)
     return None if order is None else Layout(major_to_minor=order)
-
-
-def row(machine: Target, form: str, compiled: Any) -> tuple[Any, ...]:
-    """What a compiled program needs, and how it copies."""
-    found = stowax.inspect(compiled)
-    kinds = [hazard.kind for hazard in found.hazards]
-    timeline = found.timeline
-    link = max(timeline.device_to_host_seconds, timeline.host_to_device_seconds)
-    return (
-        machine.name,
-        f"{form} (bar {BARS[form]})",
-        _record.gib(found.memory.device.total),
-        _record.gib(found.memory.host.total),
-        kinds.count("host-compute"),
-        kinds.count("synchronous-copy"),
-        f"{timeline.step_seconds * 1e3:.1f}",
-        f"{timeline.exposed_seconds * 1e3:.1f}",
-        f"{link * 1e3:.1f}",
-    )
-
-
-HEAD = (
-    "target",
-    "layers",
-    "device GiB",
-    "host GiB",
-    "host computations",
-    "synchronous copies",
-    "step ms",
-    "waiting ms",
-    "busier link ms",
-)
-
-
-def main() -> None:
-    """Compiles the three programs for each target and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", action="append", choices=("h200", "v5p-8"))
-    parser.add_argument("--form", action="append", choices=FORMS)
-    options = parser.parse_args()
-    rows = []
-    for name in options.target or ("h200", "v5p-8"):
-        machine = stowax.target(name)
-        for form in options.form or FORMS:
-            compiled = compile_hosted(machine, form, specs_of(form))
-            rows.append(row(machine, form, compiled))
-    print(_record.table(HEAD, rows), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,22 +5,13 @@ rebuilt peak beside XLA's own, and the part of the bytes at the peak that carry 
 and a source line. Then Llama2-13B under a plan: the time that inspecting takes beyond
 compiling, and the page made of it, opened in a headless Chromium where there is one.
 
-    python -m benchmarks.inspection
-    python -m benchmarks.inspection --programs-only
-
-Writes docs/results/inspection.json and docs/results/inspection.md.
+    python -m benchmarks inspection --programs-only
 """
-
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
 import dataclasses
-import json
 import pathlib
 import shutil
-import sys
 import tempfile
 import time
 from typing import Any
@@ -29,14 +20,12 @@ import jax
 
 import stowax
 from benchmarks import _record
-from benchmarks._record import gib
+from benchmarks._record import cell_name, gib, say
 from benchmarks.budgets import LOW_EFFORT, SIZES, TWO_STACKS
 from benchmarks.models import MODELS, llama
 from stowax._target._compiled import LoweredProgram
 from stowax.report import inspection_page
 
-COMMAND = "python -m benchmarks.inspection"
-RESULT = _record.RESULTS / "inspection.json"
 TARGETS = ("v5p-8", "v5e-4", "h200", "a100-80")
 NAMES = (
     "scan_transformer",
@@ -50,6 +39,7 @@ SHORT = {"width": 1024, "heads": 8, "feed_forward": 2816, "batch": 16}
 
 PEAK_BAR, SOURCE_BAR, SECONDS_BAR, PAGE_BAR, OPEN_BAR = 0.01, 0.95, 10.0, 5e6, 2.0
 BUDGET = "90GiB"
+LARGE = "Llama2-13B, planned"
 
 
 def step_of(model: str) -> tuple[Any, tuple[Any, ...]]:
@@ -191,23 +181,19 @@ def opening_seconds(page: str) -> float | None:
             browser.quit()
 
 
-def say(line: str) -> None:
-    """Progress."""
-    print(f"    {line}", file=sys.stderr, flush=True)
-
-
-def write(found: dict[str, Any]) -> None:
-    """The JSON and the page."""
-    _record.write_json(RESULT, _record.provenance(COMMAND) | found)
+def page(records: _record.Records) -> str:
+    """The tables: programs, then the large one."""
+    cells = {k: v for k, v in records.cells.items() if "error" not in v}
+    large = cells.pop(LARGE, None)
     text = [
         "# What `stowax.inspect` reads, against what the compiler says\n",
-        _record.provenance_text(COMMAND),
+        records.provenance(),
         _INTRODUCTION,
-        _record.table(_HEAD, map(_row, found["programs"])),
+        _record.columns(_COLUMNS, cells.values()),
     ]
-    if large := found.get("llama"):
+    if large:
         text += ["## Llama2-13B, planned\n", _large(large)]
-    RESULT.with_suffix(".md").write_text("\n".join(text))
+    return "\n".join(text)
 
 
 _INTRODUCTION = (
@@ -221,35 +207,21 @@ _INTRODUCTION = (
     "part that has a line. TPU "
     "programs are compiled with `exec_time_optimization_effort=-1`, for speed.\n"
 )
-_HEAD = (
-    "step",
-    "target",
-    "total, bytes",
-    "the compiler's",
-    "peak, bytes",
-    "the compiler's",
-    "places at the peak",
-    "role",
-    "workspace",
-    "origin",
-    "line",
-)
-
-
-def _row(row: dict[str, Any]) -> list[str]:
-    return [
-        row["model"],
-        row["target"],
-        str(row["total_bytes"]),
-        _marked(row["total_bytes"], row["compiler_total_bytes"], 0.0),
-        str(row["peak_bytes"]),
-        _marked(row["peak_bytes"], row["compiler_peak_bytes"], PEAK_BAR),
-        str(row["places_at_peak"]),
-        f"{row['role_share']:.1%}",
-        f"{row['workspace_share']:.1%}",
-        f"{row['origin_share']:.1%}",
-        f"{row['line_share']:.1%}",
-    ]
+_COLUMNS = {
+    "step": lambda p: p["model"],
+    "target": lambda p: p["target"],
+    "total, bytes": lambda p: p["total_bytes"],
+    "the compiler's": lambda p: _marked(p["total_bytes"], p["compiler_total_bytes"], 0),
+    "peak, bytes": lambda p: p["peak_bytes"],
+    "the compiler's peak": lambda p: _marked(
+        p["peak_bytes"], p["compiler_peak_bytes"], PEAK_BAR
+    ),
+    "places at the peak": lambda p: p["places_at_peak"],
+    "role": lambda p: f"{p['role_share']:.1%}",
+    "workspace": lambda p: f"{p['workspace_share']:.1%}",
+    "origin": lambda p: f"{p['origin_share']:.1%}",
+    "line": lambda p: f"{p['line_share']:.1%}",
+}
 
 
 def _marked(ours: int, theirs: int, bar: float) -> str:
@@ -284,26 +256,18 @@ def _large(row: dict[str, Any]) -> str:
     return _record.table(("what", "figure"), rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--programs-only", action="store_true")
     parser.add_argument("--llama-only", action="store_true")
     parser.add_argument("--plan", help="a saved plan of Llama2-13B, to save time")
-    arguments = parser.parse_args()
-    old = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    found = {"programs": old.get("programs", []), "llama": old.get("llama")}
-    if not arguments.llama_only:
-        found["programs"] = []
-        for model in NAMES:
-            for target in TARGETS:
-                print(f"{model}, {target}", file=sys.stderr, flush=True)
-                found["programs"].append(program(model, target))
-                write(found)
-    if not arguments.programs_only:
-        print("Llama2-13B", file=sys.stderr, flush=True)
-        found["llama"] = llama_13b(arguments.plan)
-        write(found)
 
 
-if __name__ == "__main__":
-    main()
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """The programs, then the large one."""
+    for model in () if asked.llama_only else NAMES:
+        for target in TARGETS:
+            records.made(
+                cell_name(model, target), lambda m=model, t=target: program(m, t)
+            )
+    if not asked.programs_only:
+        records.made(LARGE, lambda: llama_13b(asked.plan))

@@ -8,16 +8,11 @@ under plain `jax.jit`, called in turn; the same median. Bars: 1.15 for the impor
 for a restart, 1.05 for `stowax.jit`, and for what `apply` returns what two jitted
 functions differ by anyway, which is measured too (`jax.jit` against itself).
 
-    python -m benchmarks.overhead
-
-Writes docs/results/overhead.json and docs/results/overhead.md.
+    python -m benchmarks overhead --fresh
 """
 
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -31,8 +26,6 @@ import stowax
 from benchmarks import _record
 from benchmarks.models import scan_transformer
 
-COMMAND = "python -m benchmarks.overhead"
-RESULT = _record.RESULTS / "overhead.json"
 IMPORT_BAR = 1.15
 JIT_BAR = 1.05
 RESTART_BAR = 1.1
@@ -201,81 +194,85 @@ def tiny_steps() -> tuple[Any, Any, Any, Any, tuple[Any, ...], Any]:
     return plain, again, jitted, plan.apply(step), args, plan
 
 
-def measure(imports: int, calls: int) -> dict[str, Any]:
-    """Everything that the table says."""
-    loaded, restarted = import_pairs(imports), restart_pairs(imports)
-    plain, again, jitted, planned, args, plan = tiny_steps()
-    dispatched = call_seconds(plain, planned, args, calls)
-    by_jit = call_seconds(plain, jitted, args, calls)
-    against_itself = call_seconds(plain, again, args, calls)
-
-    def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
-        return {
-            "first_seconds": statistics.median(first for first, _ in pairs),
-            "second_seconds": statistics.median(second for _, second in pairs),
-            "ratio": _record.median_ratio(pairs),
-            "pairs": len(pairs),
-        }
-
+def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
+    """Medians of pairs, and of their ratios."""
     return {
-        "import": summary(loaded),
-        "restart": summary(restarted),
-        "slowest_imports": slowest_imports(8),
-        "dispatch": summary(dispatched),
-        "dispatch_of_jit": summary(by_jit),
-        "dispatch_of_itself": summary(against_itself),
-        "planned_outcome": plan.outcome,
-        "planned_stored": [s.stored for s in plan.stacks],
+        "first_seconds": statistics.median(first for first, _ in pairs),
+        "second_seconds": statistics.median(second for _, second in pairs),
+        "ratio": _record.median_ratio(pairs),
+        "pairs": len(pairs),
     }
 
 
-def write(found: dict[str, Any]) -> None:
-    """The JSON and the table."""
-    _record.write_json(RESULT, _record.provenance(COMMAND) | found)
-    extra = ", ".join(
-        f"{name} {1e3 * s:.0f} ms" for name, s in found["slowest_imports"]
-    )
+def dispatches(calls: int) -> dict[str, dict[str, Any]]:
+    """Calls of a tiny step: planned, by `stowax.jit`, and of `jax.jit` twice."""
+    plain, again, jitted, planned, args, plan = tiny_steps()
+    stored = [stack.stored for stack in plan.stacks]
+    about = {"planned_outcome": plan.outcome, "planned_stored": stored}
+    return {
+        "dispatch": summary(call_seconds(plain, planned, args, calls)) | about,
+        "dispatch_of_jit": summary(call_seconds(plain, jitted, args, calls)),
+        "dispatch_of_itself": summary(call_seconds(plain, again, args, calls)),
+    }
 
-    def row(what: str, field: str, unit: float, bar: str) -> list[str]:
-        one = found[field]
-        return [
-            what,
-            f"{unit * one['first_seconds']:.3g}",
-            f"{unit * one['second_seconds']:.3g}",
-            f"{one['ratio']:.3f}",
-            bar,
-        ]
 
+ROWS = {
+    # Cell: what, its unit, the bar in words, the bar.
+    "import": ("import stowax / import jax, ms", 1e3, f"≤ {IMPORT_BAR}", IMPORT_BAR),
+    "restart": (
+        *("restart, planned / jax.jit, s", 1.0),
+        *(f"≤ {RESTART_BAR}", RESTART_BAR),
+    ),
+    "dispatch": ("planned step / jax.jit, µs per call", 1e6, "about 1", None),
+    "dispatch_of_jit": (
+        *("stowax.jit / jax.jit, µs per call", 1e6),
+        *(f"≤ {JIT_BAR}", JIT_BAR),
+    ),
+    "dispatch_of_itself": ("jax.jit / jax.jit, µs per call", 1e6, "(noise)", None),
+}
+
+
+def page(records: _record.Records) -> str:
+    """The table."""
+    found = records.cells
     rows = [
-        row("import stowax / import jax, ms", "import", 1e3, f"≤ {IMPORT_BAR}"),
-        row("restart, planned / jax.jit, s", "restart", 1.0, f"≤ {RESTART_BAR}"),
-        row("planned step / jax.jit, µs per call", "dispatch", 1e6, "about 1"),
-        row(
-            "stowax.jit / jax.jit, µs per call", "dispatch_of_jit", 1e6, f"≤ {JIT_BAR}"
-        ),
-        row("jax.jit / jax.jit, µs per call", "dispatch_of_itself", 1e6, "(noise)"),
+        (
+            what,
+            f"{unit * found[cell]['first_seconds']:.3g}",
+            f"{unit * found[cell]['second_seconds']:.3g}",
+            f"{found[cell]['ratio']:.3f}",
+            bar,
+        )
+        for cell, (what, unit, bar, _) in ROWS.items()
+        if "ratio" in found.get(cell, {})
     ]
+    extra = ", ".join(
+        f"{name} {1e3 * s:.0f} ms" for name, s in found["slowest imports"]["seconds"]
+    )
     text = [
         "# What stowax costs a program that uses it\n",
-        _record.provenance_text(COMMAND),
+        records.provenance(),
         f"Medians of {found['import']['pairs']} pairs of fresh processes and of "
         f"{found['dispatch']['pairs']} pairs of calls, each timed until it returns; "
         "the ratio is the median of the pairwise ratios. Outcome of the planned step: "
-        f"{found['planned_outcome']}.\n",
+        f"{found['dispatch']['planned_outcome']}.\n",
         _record.table(("what", "jax", "stowax", "ratio", "bar"), rows),
         "What `import stowax` brings that `import jax` does not, own time under "
         f"`-X importtime`, which slows imports down: {extra}.\n",
     ]
-    RESULT.with_suffix(".md").write_text("\n".join(text))
+    return "\n".join(text)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--imports", type=int, default=15, help="pairs of processes")
     parser.add_argument("--calls", type=int, default=3000, help="pairs of calls")
-    arguments = parser.parse_args()
-    write(measure(arguments.imports, arguments.calls))
 
 
-if __name__ == "__main__":
-    main()
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """Everything that the table says."""
+    records.made("import", lambda: summary(import_pairs(asked.imports)))
+    records.made("restart", lambda: summary(restart_pairs(asked.imports)))
+    records.made("slowest imports", lambda: {"seconds": slowest_imports(8)})
+    if any(records.known(cell) is None for cell in ROWS if cell.startswith("dispatch")):
+        for cell, figures in dispatches(asked.calls).items():
+            records.add(cell, figures)

@@ -10,22 +10,14 @@ attention with its scores in float32, under JAX's own checkpoint policies.
 Beside the seconds, the bytes: what the schedule's copies move, trips counted, against
 what the policy says has to be moved. The compiler peels iterations off these loops.
 
-    python -m benchmarks.simulation
-    python -m benchmarks.simulation --program "q, k, v offloaded"
+    python -m benchmarks simulation --program "q, k, v offloaded"
 
-A compile takes a minute or two on two idle cores; what is not asked for is kept from
-the last run. Writes docs/results/simulation.json and docs/results/simulation.md.
+A compile takes a minute or two on two idle cores.
 """
-
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
 import dataclasses
-import json
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,8 +36,6 @@ from stowax._records._program import Program
 from stowax._records._stages import Link
 from stowax._timing._simulate import simulate
 
-COMMAND = "python -m benchmarks.simulation"
-RESULT = _record.RESULTS / "simulation.json"
 TARGET, CHIP = "v5p-8", "v5p"
 CONFIG = llama.LLAMA2_13B
 
@@ -207,7 +197,7 @@ def needed_bytes(case: Case, chips: int) -> int:
     return CONFIG.layers * len(case.offloaded) * tokens * CONFIG.width * element
 
 
-def run(case: Case) -> dict[str, Any]:
+def simulated(case: Case) -> dict[str, Any]:
     """Compiles one program and simulates it under every link of `case`."""
     target = stowax.target(TARGET)
     chips = target.device_count
@@ -218,7 +208,6 @@ def run(case: Case) -> dict[str, Any]:
     program = read_program(compiled.hlo_module_protos()[0])
     return {
         "name": case.name,
-        "date": _record.today(),
         "device_bytes": _record.total_bytes(memory),
         "host_bytes": memory.host_temp_size_in_bytes,
         "needed_bytes": needed_bytes(case, chips),
@@ -288,40 +277,21 @@ def _timed(program: Program, rate: float) -> dict[str, float]:
     }
 
 
-def paired(found: list[dict[str, Any]]) -> list[tuple[Case, dict[str, Any]]]:
-    """Cases with what was found for them, in the order of the cases."""
-    records = {record["name"]: record for record in found}
-    return [(case, records[case.name]) for case in CASES if case.name in records]
+def page(records: _record.Records) -> str:
+    """The tables, in the order of the cases."""
+    found = records.cells
+    pairs = [(case, found[case.name]) for case in CASES if case.name in found]
+    whole = [pair for pair in pairs if "error" not in pair[1]]
+    return simulation_table.text(whole, records.provenance())
 
 
-def write(found: list[dict[str, Any]]) -> None:
-    """The JSON and the tables."""
-    _record.write_json(RESULT, _record.provenance(COMMAND) | {"programs": found})
-    dates = [record["date"] for record in found]
-    text = simulation_table.text(
-        paired(found), _record.provenance_text(COMMAND, dates=dates)
-    )
-    RESULT.with_suffix(".md").write_text(text)
-
-
-def main() -> None:
-    """Runs what is asked for, and keeps the rest."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
     names = [case.name for case in CASES]
     parser.add_argument("--program", action="append", choices=names)
-    parser.add_argument("--table", action="store_true", help="only write the table")
-    arguments = parser.parse_args()
-    found: dict[str, Any] = {}
-    if RESULT.exists():
-        found = {r["name"]: r for r in json.loads(RESULT.read_text())["programs"]}
+
+
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """The programs that were asked for."""
     for case in CASES:
-        if arguments.table or case.name not in (arguments.program or names):
-            continue
-        print(case.name, file=sys.stderr, flush=True)
-        found[case.name] = run(case)
-        write(list(found.values()))
-    write(list(found.values()))
-
-
-if __name__ == "__main__":
-    main()
+        if case.name in (asked.program or [case.name]):
+            records.made(case.name, lambda c=case: simulated(c))

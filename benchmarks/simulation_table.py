@@ -10,7 +10,7 @@ BAR = 0.03
 """How far a step's seconds may lie apart."""
 
 Pairs = Sequence[tuple[Any, dict[str, Any]]]
-"""Each a `simulation.Case` and what `simulation.run` found for it."""
+"""Each a `simulation.Case` and what `simulation.simulated` found for it."""
 
 _HEAD = (
     "program",

@@ -6,7 +6,6 @@ from typing import Any
 from benchmarks._record import GIB, Records
 from benchmarks.budgets_table import foretold_error
 from benchmarks.comparison_cells import FULL_RECOMPUTE, cells_of, fits, series
-from benchmarks.comparison_links import LINKS, PUBLISHED, gains
 from benchmarks.differential_table import OUTCOMES
 from benchmarks.overhead import ROWS
 from benchmarks.state import CASES
@@ -148,20 +147,6 @@ def memory_time(found: Found) -> list[list[Any]]:
         ]
         panels.append([", ".join(key), plans, sorted(policies), full, most / GIB])
     return panels
-
-
-def links(found: Found) -> list[list[Any]]:
-    """Per workload its name, rates of the link, and percents."""
-    both = [
-        (k, link.device_to_host / 1e9)
-        for k, link in enumerate(LINKS)
-        if link.device_to_host == link.host_to_device
-    ]
-    known = gains(found["links"])
-    return [
-        [name, [rate for _, rate in both], [100 * known[name][k] for k, _ in both]]
-        for name in PUBLISHED
-    ]
 
 
 def planning(found: Found) -> list[list[Any]]:

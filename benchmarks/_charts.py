@@ -14,7 +14,6 @@ from typing import Any
 from benchmarks import _chart_data, unrolled
 from benchmarks._chart_data import Found
 from benchmarks.budgets_table import AFTER, BEFORE
-from benchmarks.comparison_links import PUBLISHED
 from benchmarks.differential_table import OUTCOMES
 from benchmarks.llama13b import PLANNING_BAR
 
@@ -199,20 +198,6 @@ def _draw_memory_time(figure: Any, panels: Any) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
 
 
-def _draw_links(figure: Any, rows: Any) -> None:
-    axes = figure.subplots()
-    for (name, rates, percents), color in zip(
-        rows, (BLUE, GREEN, ORANGE, RED), strict=True
-    ):
-        told = f"{name} (published: {PUBLISHED[name].partition(' (')[0]})"
-        axes.plot(rates, percents, "o-", color=color, ms=4, label=told)
-    axes.axhline(0, color="black", lw=1)
-    axes.set_xlabel("host link, GB/s each way")
-    axes.set_ylabel("step beside full\nrecomputation, %")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside upper center", ncols=2, frameon=False)
-
-
 def _draw_planning(figure: Any, rows: Any) -> None:
     axes = _lines(figure, [r[0] for r in rows], "seconds of planning, measured")
     for y, (_, compiling, solving, whole) in enumerate(rows):
@@ -306,10 +291,6 @@ CHARTS = {
     "memory_time": Chart(
         "Step over budget for six workloads: plans, and the fastest policy that fits",
         *(_chart_data.memory_time, _draw_memory_time, 4.8),
-    ),
-    "links": Chart(
-        "Step with Q, K, V offloaded beside full recomputation, over the link's rate",
-        *(_chart_data.links, _draw_links, 3.0),
     ),
     "planning": Chart(
         "Seconds of planning Llama2-13B: most of it is compiling",

@@ -3,8 +3,8 @@
     python -m benchmarks page                the page and its charts
     python -m benchmarks page --text         the page alone, without matplotlib
 
-The sentences are in `benchmarks/results.md`, with the names of figures and charts in
-braces. Figures come from the records. Charts need matplotlib (`pip install --group
+The sentences are in `benchmarks/pages/results.md`, with the names of figures and charts
+in braces. Figures come from the records. Charts need matplotlib (`pip install --group
 plots`, with pip 25.1 or newer).
 """
 
@@ -20,7 +20,7 @@ from benchmarks._registry import BENCHMARKS
 from benchmarks.comparison_cells import cells_of, outcome_of, series
 from benchmarks.comparison_summary import LARGEST, mean_of, ratios_of
 
-TEMPLATE = _record.ROOT / "benchmarks" / "results.md"
+TEMPLATE = _record.PAGES / "results.md"
 _NAMED = ("jax", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
+PAGES = ROOT / "benchmarks" / "pages"
 GIB = 2**30
 STATUSES = ("compiled", "simulated", "measured")
 ENVELOPE = ("benchmark", "cell", "status", "command", "date", "versions", "machine")
@@ -144,6 +145,17 @@ class Records:
         """How, when and where the records were made: one Markdown paragraph."""
         command = command or f"python -m benchmarks {self.name}"
         return provenance_text(self.lines.values(), command)
+
+
+def page_text(records: Records, **parts: Any) -> str:
+    """A page of results: its template in `pages/`, filled with its parts.
+
+    `{made}` says how the records were made.
+    """
+    template = PAGES / f"{records.name}.md"
+    parts = {name: str(part).rstrip("\n") for name, part in parts.items()}
+    made = records.provenance().rstrip("\n")
+    return template.read_text().format(made=made, **parts)
 
 
 def provenance_text(lines: Iterable[Mapping[str, Any]], command: str) -> str:

@@ -42,10 +42,6 @@ BENCHMARKS = {
         *("state", "compiled", "minutes"),
         "parameters, gradients and moments that do not fit the device",
     ),
-    "adam_step": Benchmark(
-        *("adam_step", "compiled", "minutes"),
-        "the tutorial's Adam step, its state streamed from host memory",
-    ),
     "llama13b": Benchmark(
         *("llama13b", "simulated", "half an hour"),
         "Llama2-13B on a v5p-8: seconds of planning (measured) and of a step",

@@ -246,14 +246,6 @@ def page(records: _record.Records) -> str:
         "cells lost",
         "programs a plan",
     )
-    text = [
-        "# What each rule of the search is worth\n",
-        records.provenance(),
-        "Step times are simulated from compiled schedules, as multiples of those of "
-        "the plans as they are made, at the same budget. A cell is lost where nothing "
-        f"fits that did. Budgets lie at {parts} of the way from the smallest that "
-        "works to what keeping everything takes. Plans take at most "
-        f"{COMPILES} programs.\n",
-        _record.table(columns, [_compared(lines, base, name) for name in VARIANTS]),
-    ]
-    return "\n".join(text)
+    rows = [_compared(lines, base, name) for name in VARIANTS]
+    table = _record.table(columns, rows)
+    return _record.page_text(records, parts=parts, compiles=COMPILES, table=table)

@@ -196,20 +196,13 @@ def rows_of(records: _record.Records, column: str) -> list[dict[str, Any]]:
 def page(records: _record.Records) -> str:
     """The tables."""
     fixes = rows_of(records, "fix")
-    text = [
-        "# Audits of training loops: what the remedies bring, what an audit costs\n",
-        records.provenance(),
-        f"Each loop with each fix that the report asks for, {fixes[0]['steps']} steps "
-        f"at a time, {fixes[0]['rounds']} rounds in turns; the ratio is the median "
-        "over rounds of a step's seconds over those of the loop as it is. On a CPU the "
-        "device shares its cores with the host and its memory, too: there is little "
-        "to overlap with and nothing to copy, so transfers count for more elsewhere.\n",
-        _record.columns(_FIXES, fixes),
-        "A step with Adam under `stowax.audit()` from its first step on, beside the "
-        "same loop without:\n",
-        _record.columns(_COSTS, rows_of(records, "leaves")),
-    ]
-    return "\n".join(text)
+    return _record.page_text(
+        records,
+        steps=fixes[0]["steps"],
+        rounds=fixes[0]["rounds"],
+        fixes=_record.columns(_FIXES, fixes),
+        costs=_record.columns(_COSTS, rows_of(records, "leaves")),
+    )
 
 
 def options(parser: argparse.ArgumentParser) -> None:

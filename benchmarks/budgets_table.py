@@ -50,32 +50,8 @@ def page(records: _record.Records) -> str:
     lines = list(records.cells.values())
     cells = [line for line in lines if line["cell"] != "ends"]
     ends = [line for line in lines if line["cell"] == "ends"]
-    text = [
-        "# Ten budgets, six models, two chips\n",
-        records.provenance(),
-        _HOW,
-        _summary(cells, ends),
-        *_sections(cells, ends),
-    ]
-    return "\n".join(text)
-
-
-_HOW = """Budgets lie evenly between the smallest that stowax says is feasible and
-what the step takes as it is written (compiled, state donated). *error* is compiled over
-predicted bytes: of the first program compiled, before anything was / of the plan's own
-program, just before it was compiled / of the same once the loop is over and the
-prediction corrected by all that was compiled, this program among it. *model* is the
-planner's step time, *simulated* the one read off the compiled schedule; a baseline is
-compared under the planner's model. *again* is the total of
-`target.compile(plan.apply(step), *plan.specs(*args))`, compiled apart from the loop in
-one cell of each series. Seconds are of the wall, on a machine that was doing other
-things too; CPU seconds count all threads and the compiler's children. v5p-8 steps are
-planned for one device. Cells with effort *low* are planned with
-`exec_time_optimization_effort=-1.0` among the compiler options: a compile is several
-times faster, its memory within a percent of the usual, and the program several times
-slower, because tiles are not searched for. Such cells say nothing about seconds of the
-compiled schedule; their simulated time is left out.
-"""
+    series = "\n".join(_sections(cells, ends))
+    return _record.page_text(records, summary=_summary(cells, ends), series=series)
 
 
 def _summary(cells: list[dict[str, Any]], ends: list[dict[str, Any]]) -> str:

@@ -21,7 +21,7 @@ import jax
 import stowax
 from benchmarks import comparison_policies, comparison_programs, comparison_table
 from benchmarks._record import Records, cell_name, gib, say
-from benchmarks.comparison_plans import TINY, PlansOf
+from benchmarks.comparison_plans import TINY, plans_of
 from benchmarks.comparison_policies import PLAN, XLA
 from benchmarks.comparison_workloads import WORKLOADS, made
 from stowax._hardware._gpu_targets import GPU_CHIPS, gpu_memory_bytes
@@ -192,10 +192,10 @@ def cells(
     if found is None:
         return to_do
     budgets = {cell: budget_of(found, cell) for cell in plans}
-    together = PlansOf(name, target, budgets, most, say)
+    together = plans_of(name, target, budgets, most, say)
     for cell in plans:
         key = (name, target.name, "plan", PLAN, cell)
-        to_do[key] = lambda c=cell: together.line(c)
+        to_do[key] = lambda c=cell: together(c)
     # Large budgets first: where the step does not fit, it will not fit a smaller one.
     for cell in reversed(range(BUDGETS)):
         budget = budget_of(found, cell)

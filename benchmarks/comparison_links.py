@@ -67,13 +67,8 @@ def page(records: _record.Records) -> str:
         rates = (link.device_to_host / 1e9, link.host_to_device / 1e9)
         cells = [f"{found[name][k]:+.1%}" for name in PUBLISHED]
         table.append(("{:g}, {:g}".format(*rates), *cells))
-    text = [
-        "# Q, K and V offloaded by hand, over other links\n",
-        records.provenance(),
-        _HOW,
-        _record.table(("GB/s out, in", *PUBLISHED), table),
-    ]
-    return "\n".join(text)
+    head = ("GB/s out, in", *PUBLISHED)
+    return _record.page_text(records, table=_record.table(head, table))
 
 
 def _gains(rows: list[dict[str, Any]]) -> list[float]:
@@ -82,15 +77,6 @@ def _gains(rows: list[dict[str, Any]]) -> list[float]:
         min(row["seconds"][k][0] / row["full_seconds"] - 1 for row in rows)
         for k in range(len(LINKS))
     ]
-
-
-_HOW = """Simulated seconds of a step on a v5p-8 beside full recomputation
-(`nothing_saveable`) of the same workload, whose time does not depend on the link.
-Programs are those of [comparison](comparison.md): with XLA's own pipeline of copies and
-without, the faster counts. Attention is plain, its scores written to memory, which
-makes more of a step depend on it than with a fused kernel; published figures are with
-one. Seconds of each program are in `links.jsonl`.
-"""
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -118,16 +118,7 @@ _COLUMNS = {
 def page(records: _record.Records) -> str:
     """The table."""
     whole = [found for found in records.cells.values() if "error" not in found]
-    text = [
-        "# More of a TPU's fast memory, the last program of a plan\n",
-        records.provenance(),
-        "Before the arrow what libtpu gives a "
-        "kernel by default, behind it what the last program of a plan has. Bytes are "
-        "per chip, seconds simulated from the compiled schedules; compiling is of the "
-        "wall, 0 where a program was kept.\n",
-        _record.columns(_COLUMNS, whole),
-    ]
-    return "\n".join(text)
+    return _record.page_text(records, table=_record.columns(_COLUMNS, whole))
 
 
 def options(parser: argparse.ArgumentParser) -> None:

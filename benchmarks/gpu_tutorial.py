@@ -3,7 +3,7 @@
 - activations: ten layers of 4096 × 16384 and back in bfloat16, 16,384 rows, as on the
   tutorial's third page; by hand the policy there that offloads every layer's input, a
   plan for the memory that it takes.
-- parameters: the sixteen layers of `benchmarks.host_weights`, scanned; by hand each
+- parameters: the sixteen layers of `models.host_layers`, scanned; by hand each
   layer is fetched twice, and updated alone in a loop, in place.
 - optimizer state: the four layers of `models.adam_tutorial`; by hand the published
   recipe. The rate is small, so that the steps mean something.

@@ -3,16 +3,13 @@
 Five training steps, each for four chips: device totals beside `memory_analysis()`, the
 rebuilt peak beside XLA's own, and the part of the bytes at the peak that carry a role
 and a source line. Then Llama2-13B under a plan: the time that inspecting takes beyond
-compiling, and the page made of it, opened in a headless Chromium where there is one.
+compiling, and the size of the page made of it.
 
     python -m benchmarks inspection --programs-only
 """
 
 import argparse
 import dataclasses
-import pathlib
-import shutil
-import tempfile
 import time
 from typing import Any
 
@@ -37,7 +34,7 @@ NAMES = (
 SHORT = {"width": 1024, "heads": 8, "feed_forward": 2816, "batch": 16}
 """So small that everything fits the 16 GiB of a v5e."""
 
-PEAK_BAR, SOURCE_BAR, SECONDS_BAR, PAGE_BAR, OPEN_BAR = 0.01, 0.95, 10.0, 5e6, 2.0
+PEAK_BAR, SOURCE_BAR, SECONDS_BAR, PAGE_BAR = 0.01, 0.95, 10.0, 5e6
 BUDGET = "90GiB"
 LARGE = "Llama2-13B, planned"
 
@@ -134,79 +131,24 @@ def llama_13b(saved: str | None) -> dict[str, Any]:
         "peak_bytes": found.memory_timeline.peak_bytes,
         "compiler_peak_bytes": found.memory_timeline.compiler_peak_bytes,
         "page_bytes": len(page.encode()),
-        "page_seconds": opening_seconds(page),
         "copies_as_planned": all(check.as_planned for check in found.copies),
         "copies": len(found.copies),
         "hazards": [[h.kind, h.seconds] for h in found.hazards],
-        "without_line": unknown_places(found),
         **known(found),
     }
-
-
-def unknown_places(found: Any) -> list[list[Any]]:
-    """The largest places at the peak that no source line is known of."""
-    curve = found.memory_timeline.device
-    places = [p for p in curve.at(curve.peak_position) if not p.source]
-    places.sort(key=lambda p: -p.bytes)
-    return [[p.name, p.bytes, p.role, p.framework_name] for p in places[:10]]
-
-
-def opening_seconds(page: str) -> float | None:
-    """From asking for the page until it says that it is ready; `None`: no Chromium."""
-    binary = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not (binary and driver):
-        return None
-    from selenium import webdriver
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "report.html"
-        path.write_text(page, encoding="utf-8")
-        options = webdriver.ChromeOptions()
-        options.binary_location = binary
-        for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-            options.add_argument(word)
-        options.add_argument(f"--user-data-dir={folder}/profile")
-        browser = webdriver.Chrome(
-            options=options, service=webdriver.ChromeService(driver)
-        )
-        try:
-            start = time.perf_counter()
-            browser.get(path.as_uri())
-            ready = "return document.documentElement.dataset.ready === 'yes'"
-            while not browser.execute_script(ready):
-                time.sleep(0.02)
-            return time.perf_counter() - start
-        finally:
-            browser.quit()
 
 
 def page(records: _record.Records) -> str:
     """The tables: programs, then the large one."""
     cells = {k: v for k, v in records.cells.items() if "error" not in v}
     large = cells.pop(LARGE, None)
-    text = [
-        "# What `stowax.inspect` reads, against what the compiler says\n",
-        records.provenance(),
-        _INTRODUCTION,
-        _record.columns(_COLUMNS, cells.values()),
-    ]
-    if large:
-        text += ["## Llama2-13B, planned\n", _large(large)]
-    return "\n".join(text)
+    return _record.page_text(
+        records,
+        programs=_record.columns(_COLUMNS, cells.values()),
+        large=_record.table(("what", "figure"), _large(large)) if large else "",
+    )
 
 
-_INTRODUCTION = (
-    "Training steps as they are written, without a plan, per device. *Total* is "
-    "arguments + outputs − aliases + temporaries; the compiler's is its own "
-    "`memory_analysis()`. *Peak* is rebuilt from the buffer assignment and the "
-    "schedule; the compiler's is what it reports for the same heap. *Role* is the part "
-    "of the bytes at the peak that are known to be parameters, optimizer state, batch, "
-    "kept, recomputed, gradients and so on, *workspace* what of it is none of these; "
-    "*origin* is the part that has a source line or is such an argument, *line* the "
-    "part that has a line. TPU "
-    "programs are compiled with `exec_time_optimization_effort=-1`, for speed.\n"
-)
 _COLUMNS = {
     "step": lambda p: p["model"],
     "target": lambda p: p["target"],
@@ -229,9 +171,9 @@ def _marked(ours: int, theirs: int, bar: float) -> str:
     return f"{theirs}" if abs(ours - theirs) <= bar * theirs else f"**{theirs}**"
 
 
-def _large(row: dict[str, Any]) -> str:
-    opened, theirs = row["page_seconds"], row["compiler_peak_bytes"]
-    rows = [
+def _large(row: dict[str, Any]) -> list[tuple[str, str]]:
+    theirs = row["compiler_peak_bytes"]
+    return [
         (
             "device / host, GiB",
             f"{gib(row['device_bytes'])} / {gib(row['host_bytes'])}",
@@ -247,13 +189,8 @@ def _large(row: dict[str, Any]) -> str:
             f"{row['inspecting_seconds']:.1f}",
         ),
         (f"page, MB (to be {PAGE_BAR / 1e6:.0f})", f"{row['page_bytes'] / 1e6:.2f}"),
-        (
-            f"page opens in Chromium, s (to be {OPEN_BAR:.0f})",
-            "no Chromium" if opened is None else f"{opened:.1f}",
-        ),
         ("copies as planned", f"{row['copies']}, {row['copies_as_planned']}"),
     ]
-    return _record.table(("what", "figure"), rows)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -124,33 +124,26 @@ def page(records: _record.Records) -> str:
     """What is broken first, then the tables."""
     cells = [cell for cell in records.cells.values() if "error" not in cell]
     plans = [cell for cell in cells if "step" in cell]
-    text = [
-        "# Llama2-13B on v5p-8, planned without the chips\n",
-        records.provenance(),
-        "Train step with AdamW, and loss and gradients alone: 40 layers, 32 × 2048 "
-        "tokens, 4 chips (FSDP). Bytes are compiled, per chip; seconds of planning "
-        "measured on the wall, all others simulated. *exposed* is the time that the "
-        "compiled schedule waits for host copies, *windows* the part of a layer's "
-        "forward and backward time that its copies fill.\n",
+    broken = [
+        f"- {plan['step']}, {plan['budget']}: {what}"
+        for plan in plans
+        for what in broken_bars(plan)
     ]
-    if plans:
-        broken = [
-            f"- {plan['step']}, {plan['budget']}: {what}"
-            for plan in plans
-            for what in broken_bars(plan)
-        ]
-        told = "\n".join(["Bars that are broken:\n", *broken])
-        text += [f"{told if broken else 'No bar is broken.'}\n"]
-        text.append(_record.columns(_COLUMNS, plans))
-    for depth in (cell for cell in cells if "pairs" in cell):
-        text.append(
-            "## Planning time by depth\n\n"
-            f"Processor seconds until the first compile, width {NARROW['width']}, "
-            f"scan: {depth['few_seconds']:.2f} for 40 layers, "
-            f"{depth['many_seconds']:.2f} for 400; ratio {depth['ratio']:.3f} (median "
-            f"of {len(depth['pairs'])} pairs), to be at most {DEPTH_BAR}.\n"
-        )
-    return "\n".join(text)
+    told = "\n".join(["Bars that are broken:\n", *broken])
+    depth = "".join(
+        f"Processor seconds until the first compile, width {NARROW['width']}, "
+        f"scan: {cell['few_seconds']:.2f} for 40 layers, "
+        f"{cell['many_seconds']:.2f} for 400; ratio {cell['ratio']:.3f} (median "
+        f"of {len(cell['pairs'])} pairs), to be at most {DEPTH_BAR}."
+        for cell in cells
+        if "pairs" in cell
+    )
+    return _record.page_text(
+        records,
+        broken=told if broken else "No bar is broken.",
+        plans=_record.columns(_COLUMNS, plans),
+        depth=depth,
+    )
 
 
 def broken_bars(plan: dict[str, Any]) -> list[str]:

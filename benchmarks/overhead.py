@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,32 +52,43 @@ print(time.perf_counter() - started)
 """
 
 
-def import_seconds(module: str) -> float:
-    """Seconds that a fresh interpreter takes for `import module`, by its own clock."""
-    code = (
-        "import time; started = time.perf_counter()\n"
-        f"import {module}\n"
-        "print(time.perf_counter() - started)"
-    )
+def printed(arguments: list[str], environment: dict[str, str] | None = None) -> float:
+    """The number that a fresh interpreter prints."""
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        [sys.executable, "-c", *arguments],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return float(done.stdout)
 
 
-def import_pairs(count: int) -> list[tuple[float, float]]:
+def import_seconds(module: str) -> float:
+    """Seconds that a fresh interpreter takes for `import module`, by its own clock."""
+    code = "import time; started = time.perf_counter()\n"
+    code += f"import {module}\nprint(time.perf_counter() - started)"
+    return printed([code])
+
+
+def in_turn(count: int, seconds: Callable[[str], float]) -> list[tuple[float, float]]:
     """`(jax, stowax)` seconds, taken one after the other; the order alternates."""
     pairs = []
-    import_seconds("jax"), import_seconds("stowax")  # files into the page cache
     for i in range(count):
         order = ("jax", "stowax") if i % 2 == 0 else ("stowax", "jax")
-        found = {module: import_seconds(module) for module in order}
+        found = {which: seconds(which) for which in order}
         pairs.append((found["jax"], found["stowax"]))
     return pairs
 
 
+def import_pairs(count: int) -> list[tuple[float, float]]:
+    """Seconds of both imports."""
+    import_seconds("jax"), import_seconds("stowax")  # files into the page cache
+    return in_turn(count, import_seconds)
+
+
 def restart_pairs(count: int) -> list[tuple[float, float]]:
-    """`(jax, stowax)` seconds from a script's start to the end of its first step.
+    """Seconds from a script's start to the end of its first step.
 
     Both have run before: the programs are in JAX's cache, the plan is in stowax's.
     """
@@ -88,53 +100,12 @@ def restart_pairs(count: int) -> list[tuple[float, float]]:
         }
 
         def seconds(which: str) -> float:
-            done = subprocess.run(
-                [sys.executable, "-c", _SCRIPT, which],
-                env=os.environ | caches,
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            return float(done.stdout)
+            return printed([_SCRIPT, which], os.environ | caches)
 
         # Twice each: under its plan the second run is the first to read all of it.
         for which in ("jax", "stowax") * 2:
             seconds(which)
-        pairs = []
-        for i in range(count):
-            order = ("jax", "stowax") if i % 2 == 0 else ("stowax", "jax")
-            found = {which: seconds(which) for which in order}
-            pairs.append((found["jax"], found["stowax"]))
-        return pairs
-
-
-def slowest_imports(count: int) -> list[tuple[str, float]]:
-    """The modules outside jax that `import stowax` spends most on, by `-X importtime`.
-
-    Own seconds, grouped by top-level package; what jax itself imports is left out.
-    """
-
-    def own_seconds(statement: str) -> dict[str, float]:
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-c", statement],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        seconds: dict[str, float] = {}
-        for line in done.stderr.splitlines():
-            parts = line.removeprefix("import time:").split("|")
-            if len(parts) == 3 and parts[0].strip().isdigit():
-                seconds[parts[2].strip()] = int(parts[0]) / 1e6
-        return seconds
-
-    base, extra = own_seconds("import jax"), own_seconds("import stowax")
-    packages: dict[str, float] = {}
-    for module, seconds in extra.items():
-        if module not in base:
-            package = module.split(".")[0]
-            packages[package] = packages.get(package, 0.0) + seconds
-    return sorted(packages.items(), key=lambda item: -item[1])[:count]
+        return in_turn(count, seconds)
 
 
 def call_seconds(
@@ -246,21 +217,13 @@ def page(records: _record.Records) -> str:
         for cell, (what, unit, bar, _) in ROWS.items()
         if "ratio" in found.get(cell, {})
     ]
-    extra = ", ".join(
-        f"{name} {1e3 * s:.0f} ms" for name, s in found["slowest imports"]["seconds"]
+    return _record.page_text(
+        records,
+        processes=found["import"]["pairs"],
+        calls=found["dispatch"]["pairs"],
+        outcome=found["dispatch"]["planned_outcome"],
+        table=_record.table(("what", "jax", "stowax", "ratio", "bar"), rows),
     )
-    text = [
-        "# What stowax costs a program that uses it\n",
-        records.provenance(),
-        f"Medians of {found['import']['pairs']} pairs of fresh processes and of "
-        f"{found['dispatch']['pairs']} pairs of calls, each timed until it returns; "
-        "the ratio is the median of the pairwise ratios. Outcome of the planned step: "
-        f"{found['dispatch']['planned_outcome']}.\n",
-        _record.table(("what", "jax", "stowax", "ratio", "bar"), rows),
-        "What `import stowax` brings that `import jax` does not, own time under "
-        f"`-X importtime`, which slows imports down: {extra}.\n",
-    ]
-    return "\n".join(text)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -272,7 +235,6 @@ def run(asked: argparse.Namespace, records: _record.Records) -> None:
     """Everything that the table says."""
     records.made("import", lambda: summary(import_pairs(asked.imports)))
     records.made("restart", lambda: summary(restart_pairs(asked.imports)))
-    records.made("slowest imports", lambda: {"seconds": slowest_imports(8)})
     if any(records.known(cell) is None for cell in ROWS if cell.startswith("dispatch")):
         for cell, figures in dispatches(asked.calls).items():
             records.add(cell, figures)

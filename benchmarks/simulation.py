@@ -28,7 +28,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 import stowax
-from benchmarks import _record, simulation_table
+from benchmarks import _record
+from benchmarks._record import gib
 from benchmarks.models import _layers, llama
 from stowax._hardware._hardware import CHIPS
 from stowax._hlo._program import read_program
@@ -37,6 +38,8 @@ from stowax._records._stages import Link
 from stowax._timing._simulate import simulate
 
 TARGET, CHIP = "v5p-8", "v5p"
+BAR = 0.03
+"""How far a step's seconds may lie apart."""
 CONFIG = llama.LLAMA2_13B
 
 OPTIONS = {
@@ -218,43 +221,8 @@ def simulated(case: Case) -> dict[str, Any]:
             for item in computation.instructions
             if item.opcode == "while" and item.trips is not None
         ),
-        "windows": windows(program),
         "links": [_timed(program, rate) for rate in case.seconds],
     }
-
-
-def windows(program: Program) -> list[dict[str, Any]]:
-    """Per computation and direction: what is copied, and the work that may hide it.
-
-    The work is what the compiler estimates between the first start and the last done. A
-    link that needs longer than that is waited for, in every trip.
-    """
-    clock = CHIPS[CHIP].clock.required()
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for name, computation in program.computations.items():
-        copies = [t for t in program.transfers if t.computation == name]
-        starts = {copy.start: copy for copy in copies}
-        dones = {copy.done: copy for copy in copies}
-        now, begun = 0.0, {}
-        for item in computation.instructions:
-            copy = starts.get(item.name) or dones.get(item.name)
-            if copy is None:
-                now += (item.estimated_cycles or 0) / clock
-                continue
-            key = name, copy.direction
-            begun.setdefault(key, now)
-            row = found.setdefault(
-                key,
-                {
-                    "direction": copy.direction,
-                    "trips": computation.executions,
-                    "bytes": 0,
-                    "work_seconds": 0.0,
-                },
-            )
-            row["bytes"] += copy.bytes * (item.name in starts)
-            row["work_seconds"] = now - begun[key]
-    return [row for row in found.values() if row["trips"] > 1]
 
 
 def moved(program: Program) -> dict[str, int]:
@@ -279,10 +247,60 @@ def _timed(program: Program, rate: float) -> dict[str, float]:
 
 def page(records: _record.Records) -> str:
     """The tables, in the order of the cases."""
-    found = records.cells
-    pairs = [(case, found[case.name]) for case in CASES if case.name in found]
-    whole = [pair for pair in pairs if "error" not in pair[1]]
-    return simulation_table.text(whole, records.provenance())
+    found = [(case, records.cells.get(case.name, {"error": ""})) for case in CASES]
+    whole = [
+        cell | {"case": case, "by_hand": case.seconds[link["rate"]], "link": link}
+        for case, cell in found
+        if "error" not in cell
+        for link in cell["links"]
+    ]
+    over = [
+        f"{row['case'].name} at {row['link']['rate'] / 1e9:g} GB/s"
+        for row in whole
+        if abs(difference(row)) > BAR
+    ]
+    waits = [row["link"]["collective_wait_seconds"] for row in whole]
+    return _record.page_text(
+        records,
+        over=f"{'Beyond' if over else 'All steps are within'} {BAR:.0%}"
+        f"{': ' if over else ''}{', '.join(over)}.",
+        steps=_record.columns(_STEPS, whole),
+        collectives=f"{max(waits, default=0.0):.2f}",
+        copies=_record.columns(_COPIES, [c for _, c in found if "error" not in c]),
+    )
+
+
+def difference(row: dict[str, Any]) -> float:
+    """Of the step's seconds, simulated against by hand, as a fraction."""
+    link = row["link"]
+    simulated = link["compute_seconds"] + link["exposed_seconds"]
+    return simulated / sum(row["by_hand"]) - 1
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction:+.1%}" if abs(fraction) <= BAR else f"**{fraction:+.1%}**"
+
+
+_STEPS = {
+    "program": lambda r: r["name"],
+    "link GB/s": lambda r: f"{r['link']['rate'] / 1e9:g}",
+    "compute s: by hand": lambda r: f"{r['by_hand'][0]:.2f}",
+    "compute s: simulated": lambda r: f"{r['link']['compute_seconds']:.2f}",
+    "exposed s: by hand": lambda r: f"{r['by_hand'][1]:.2f}",
+    "exposed s: simulated": lambda r: f"{r['link']['exposed_seconds']:.2f}",
+    "step s: by hand": lambda r: f"{sum(r['by_hand']):.2f}",
+    "step s: simulated": lambda r: f"{sum(r['by_hand']) * (1 + difference(r)):.2f}",
+    "difference": lambda r: _percent(difference(r)),
+    "device GiB: by hand": lambda r: f"{r['case'].device_gib:.1f}",
+    "device GiB: compiled": lambda r: gib(r["device_bytes"]),
+}
+_COPIES = {
+    "program": lambda r: r["name"],
+    "trips of the loops": lambda r: ", ".join(map(str, r["trips"])),
+    "needed GiB": lambda r: gib(r["needed_bytes"]),
+    "out": lambda r: gib(r["moved_bytes"]["device-to-host"]),
+    "in": lambda r: gib(r["moved_bytes"]["host-to-device"]),
+}
 
 
 def options(parser: argparse.ArgumentParser) -> None:

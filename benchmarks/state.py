@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 
 import stowax
-from benchmarks import _record, host_weights
+from benchmarks import _record
 from benchmarks._record import Stopwatch, gib, say
-from benchmarks.models import adam_tutorial, llama
+from benchmarks.models import adam_tutorial, host_layers, llama
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -39,14 +39,14 @@ def layers(form: str) -> Callable[[Any], Made]:
     def make(_target: Any) -> Made:
         @stowax.stow
         def loss(weights: Any, x: Any) -> Any:
-            return jnp.mean(host_weights.FORMS[form](weights, x).astype(jnp.float32))
+            return jnp.mean(host_layers.FORMS[form](weights, x).astype(jnp.float32))
 
         def step(weights: Any, x: Any) -> Any:
             value, grads = jax.value_and_grad(loss)(weights, x)
             rate = jnp.bfloat16(0.01)
             return jax.tree.map(lambda w, g: w - rate * g, weights, grads), value
 
-        return step, host_weights.specs_of(form)
+        return step, host_layers.specs_of(form)
 
     return make
 
@@ -144,17 +144,9 @@ def reached(case: dict[str, Any]) -> str:
 
 def page(records: _record.Records) -> str:
     """The table of all cases."""
-    whole = [case for case in records.cells.values() if "error" not in case]
-    text = [
-        "# State in host memory: parameters, gradients, optimizer state\n",
-        records.provenance(),
-        "*device* and *host* are compiled totals per device; *state and gradients "
-        "moved* is what the plan keeps in host memory of what it could. Seconds of a "
-        "step are simulated from the compiled schedule. Of Llama2-7B, parameters, "
-        "gradients and moments alone are 100 GiB, of 13B 194.\n",
-        _record.columns(_COLUMNS, whole),
-    ]
-    return "\n".join(text)
+    found = [records.cells.get(case, {"error": ""}) for case in CASES]
+    whole = [case for case in found if "error" not in case]
+    return _record.page_text(records, table=_record.columns(_COLUMNS, whole))
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -104,16 +104,14 @@ def page(records: _record.Records) -> str:
     rows = rows_of(records)
     worst = max((row["ratio"] for row in rows), default=0.0)
     broken = [r for r in rows if r["ratio"] > BAR or not all(r["fits"])]
-    text = [
-        "# The same model scanned and unrolled\n",
-        records.provenance(),
-        "v5p-8 with `exec_time_optimization_effort=-1.0`. Each pair of figures is "
-        "scan / loop; the ratio is of the compiled totals.\n",
-        f"**Worst ratio {worst:.3f}, to be at most {BAR}; {len(broken)} of {len(rows)} "
-        "rows break a bar.**\n",
-        _record.columns(_COLUMNS, rows),
-    ]
-    return "\n".join(text)
+    return _record.page_text(
+        records,
+        worst=f"{worst:.3f}",
+        bar=BAR,
+        broken=len(broken),
+        count=len(rows),
+        table=_record.columns(_COLUMNS, rows),
+    )
 
 
 def _both(field: str, form: Any) -> Any:

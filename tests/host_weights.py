@@ -1,10 +1,7 @@
-"""Layers whose weights and gradients are in host memory, by the parts of stowax.
+"""Layers with weights and gradients in host memory, compiled by the parts of stowax.
 
-Sixteen layers of two products, (4096, 16384) and back, in bfloat16: 4 GiB of weights
-and 4 GiB of gradients, all of it in host memory. Three ways to write the same layers: a
-scan over the weights' first axis, a scan over their second, a Python loop. Activations
-that the backward pass reads are offloaded, too. Tests compile them; `benchmarks.state`
-plans the same layers as a user would.
+Activations that the backward pass reads are offloaded, too. `benchmarks.state` plans
+the same layers as a user would.
 """
 
 import dataclasses
@@ -15,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 
+from benchmarks.models.host_layers import FORMS
 from stowax._jaxprs._jaxpr import evaluate, trace
 from stowax._layers._axis_order import host_order
 from stowax._layers._boundary import Emission
@@ -25,30 +23,6 @@ from stowax._step._recording import record
 from stowax._survey._options import overlap_options, wants_row_major
 from stowax._target._machine import Target
 
-LAYERS, WIDTH, HIDDEN, ROWS = 16, 4096, 16384, 256
-
-
-def _layer(x: Any, weights: Any) -> Any:
-    up, down = weights
-    return (x @ up) @ down
-
-
-def _scan(weights: Any, x: Any) -> Any:
-    return jax.lax.scan(lambda x, w: (_layer(x, w), None), x, weights)[0]
-
-
-def _scan_axis_1(weights: Any, x: Any) -> Any:
-    return _scan([jnp.moveaxis(w, 1, 0) for w in weights], x)
-
-
-def _loop(weights: Any, x: Any) -> Any:
-    for w in zip(*weights, strict=True):
-        x = _layer(x, w)
-    return x
-
-
-FORMS = {"scan": _scan, "scan, axis 1": _scan_axis_1, "loop": _loop}
-
 
 def step_of(form: str) -> Callable[..., Any]:
     """Loss and gradients of layers that are written as `form` says."""
@@ -58,26 +32,6 @@ def step_of(form: str) -> Callable[..., Any]:
         return jnp.mean(FORMS[form](weights, x).astype(jnp.float32))
 
     return jax.value_and_grad(loss)
-
-
-def specs_of(
-    form: str,
-    layers: int = LAYERS,
-    width: int = WIDTH,
-    hidden: int = HIDDEN,
-    rows: int = ROWS,
-) -> tuple[Any, Any]:
-    """Types of the step's weights and input."""
-    shapes = (width, hidden), (hidden, width)
-    x = jax.ShapeDtypeStruct((rows, width), jnp.bfloat16)
-    if form == "loop":
-        matrix = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
-        return [[m] * layers for m in matrix], x
-    axis = FORMS[form] is _scan_axis_1
-    return [
-        jax.ShapeDtypeStruct((*s[:axis], layers, *s[axis:]), jnp.bfloat16)
-        for s in shapes
-    ], x
 
 
 def offload_all(stack: Any, body: Any) -> dict[int, str]:

@@ -12,6 +12,7 @@ import argparse
 import importlib
 import os
 import pathlib
+import shlex
 import sys
 
 from benchmarks import _record
@@ -52,7 +53,7 @@ def run(name: str, given: list[str]) -> int:
     asked = parser.parse_args(given)
     records = _record.Records(
         *(name, found.status, asked.output),
-        command=" ".join([COMMAND, name, *given]),
+        command=f"{COMMAND} {shlex.join([name, *_without_output(given)])}",
         fresh=asked.fresh,
     )
     code = 0
@@ -64,6 +65,14 @@ def run(name: str, given: list[str]) -> int:
     if hasattr(module, "page") and records.lines:
         records.path.with_suffix(".md").write_text(module.page(records))
     return code
+
+
+def _without_output(given: list[str]) -> list[str]:
+    """What was asked for, but not where on this machine the records go."""
+    if "--output" not in given:
+        return given
+    at = given.index("--output")
+    return given[:at] + given[at + 2 :]
 
 
 def main(given: list[str]) -> int:

@@ -39,7 +39,6 @@ from benchmarks import _record, differential_table
 
 COMMAND = "python -m benchmarks differential"
 PLAIN, ATTACHED = "plain", "attached"
-RESULT = _record.RESULTS / "differential.md"
 SECONDS_OF_A_PROGRAM = 240
 DECISIONS = 6
 """How often decisions are drawn for a program, after its search was judged."""
@@ -305,7 +304,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--minutes", type=float, default=60)
     add("--seed", type=int, default=0, help="the first one")
     add("--processes", type=int, default=2)
-    add("--out", type=pathlib.Path, default=RESULT, help="the table")
+    add("--out", type=pathlib.Path, help="the table; by default beside the records")
     add(
         "--keep",
         type=pathlib.Path,
@@ -370,10 +369,11 @@ def write(
     found: list[dict[str, Any]], asked: argparse.Namespace, records: _record.Records
 ) -> None:
     """The table of a run, and its record."""
-    cell = asked.out.stem
+    out = asked.out or records.path.with_suffix(".md")
+    cell = out.stem
     targets = "" if asked.compile in (PLAIN, ATTACHED) else asked.compile
     status = "compiled" if targets else "measured"
     records.add(cell, differential_table.figures(found), status)
     provenance = _record.provenance_text([records.lines[cell]], records.command)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(differential_table.table(found, provenance, targets))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(differential_table.table(found, provenance, targets))

@@ -13,6 +13,7 @@ that does to the losses is what no other program can be held to.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from benchmarks.gpu_cells import (
     Workload,
     compile_by_hand,
     compiled_figures,
+    each,
     filled,
     placed,
     plan_of,
@@ -210,13 +212,5 @@ def work(example: str, way: str, context: Context, row: Row) -> None:
 
 def cells() -> list[Cell]:
     """The ways to run each of the three examples."""
-    return [
-        Cell(
-            part=PART,
-            name=f"{example}, {way}",
-            work=functools.partial(work, example, way),
-            seconds=30,
-        )
-        for example in EXAMPLES
-        for way in WAYS
-    ]
+    pairs = list(itertools.product(EXAMPLES, WAYS))
+    return each(PART, 30, ", ".join, lambda pair, *rest: work(*pair, *rest), pairs)

@@ -162,6 +162,7 @@ def _seconds(records: Found) -> Iterator[tuple[str, Any]]:
     yield "beside_best", f"{100 * (1 - mean_of(ratios_of(steps, 'best'))):.0f}"
     yield from (("large", f"{mean_of(large):.3f}"), ("large_cells", len(large)))
     yield from (("full", f"{mean_of(full):.3f}"), ("full_cells", len(full)))
+    yield "cells_lost", sum(outcome_of(cell) == "slower" for cell in every)
     yield "alone_cells", sum(outcome_of(cell) == "alone" for cell in every)
     alone = [any(outcome_of(cell) == "alone" for cell in own) for own in cells.values()]
     yield "alone_rows", sum(alone)

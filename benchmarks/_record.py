@@ -30,6 +30,10 @@ STATUSES = ("compiled", "simulated", "measured")
 ENVELOPE = ("benchmark", "cell", "status", "command", "date", "versions", "machine")
 Figures = dict[str, Any]
 
+_CALLED = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", "")
+if _CALLED.startswith("benchmarks.") and _CALLED != "benchmarks.__main__":
+    sys.exit("`python -m benchmarks NAME` runs one; without NAME it lists them")
+
 _PACKAGES = (
     *("stowax", "jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"),
     *("flax", "equinox", "scipy"),

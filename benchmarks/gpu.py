@@ -237,7 +237,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(asked: argparse.Namespace, records: _record.Records) -> int:
     """Runs what was asked for; 0: all of it is there, 3: call again, 2: no GPU."""
     if asked.answer is not None:
-        return answer(asked, records)
+        sys.exit(answer(asked, records))  # the table is the parent's
     if asked.tiny and asked.output is None:
         sys.exit("--tiny needs --output: docs/results/ is for a GPU's figures")
     found: Row = {}

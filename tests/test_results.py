@@ -7,6 +7,7 @@ import argparse
 import importlib
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def test_the_runner_lists_them_and_knows_no_others(capsys):
     assert all(f"  {name} " in listed for name in BENCHMARKS)
     assert runner.main(["no such"]) == 2
     assert "not one of page, comparison" in capsys.readouterr().err
+
+
+def test_a_module_that_is_called_by_itself_says_how_it_is_called():
+    called = [sys.executable, "-m", "benchmarks.budgets_table"]
+    root = RESULTS.parents[1]
+    done = subprocess.run(called, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "`python -m benchmarks NAME` runs one" in done.stderr
 
 
 def test_every_record_has_the_same_envelope():

@@ -10,6 +10,8 @@ plots`, with pip 25.1 or newer).
 
 import argparse
 import pathlib
+import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +39,20 @@ def text(records: Found) -> str:
         for name, chart in _charts.CHARTS.items()
     }
     made = {f"made_{name}": _made(own) for name, own in records.items() if own.lines}
-    return TEMPLATE.read_text().format_map(values | charts | made)
+    blocks = TEMPLATE.read_text().format_map(values | charts | made).split("\n\n")
+    return "\n\n".join(map(_wrapped, blocks)).rstrip("\n") + "\n"
+
+
+def _wrapped(block: str) -> str:
+    """A paragraph or a list in lines of one length; a heading or an image as it is."""
+    if block.startswith(("#", "!")):
+        return block
+    how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    lines = []
+    for item in re.split(r"\n(?=- )", block):
+        how["subsequent_indent"] = "  " * item.startswith("- ")
+        lines.append(textwrap.fill(" ".join(item.split()), 96, **how))
+    return "\n".join(lines)
 
 
 def _made(records: Records) -> str:

@@ -6,18 +6,11 @@ functions, in this process alone: the product has no switch for it. Programs are
 content (`.ablation/`, which git ignores), so that a variant compiles what only it
 proposes, and a replay reads all the others.
 
-    python -m benchmarks.ablation                         everything; resumes
-    python -m benchmarks.ablation --target h200 --variant "as it is"
-    python -m benchmarks.ablation --table                 only write the table again
+    python -m benchmarks ablation --target h200 --variant "as it is"
 
-Cells go to docs/results/ablation.jsonl as they come, the table to ablation.md beside
-it. Seconds are simulated from the compiled schedule: ratios between variants say what a
+Seconds are simulated from the compiled schedule: ratios between variants say what a
 rule brings, and nothing of a chip's own seconds.
 """
-
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
 import contextlib
@@ -25,7 +18,6 @@ import dataclasses
 import math
 import pathlib
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,12 +25,10 @@ from unittest import mock
 
 import stowax
 from benchmarks import _record, budgets, comparison_workloads
-from benchmarks._record import Stopwatch
+from benchmarks._record import Stopwatch, cell_name, say
 from benchmarks.models import mixtral, scan_transformer, vision
 
-COMMAND = "python -m benchmarks.ablation"
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / ".ablation"
-LINES = _record.RESULTS / "ablation.jsonl"
 TARGETS = ("h200", "v6e-8")
 PARTS = (0.75, 0.45, 0.2, 0.04)
 """Budgets, from the smallest that works (0) to what keeping everything takes (1)."""
@@ -134,7 +124,7 @@ def ends(workload: str, target: str) -> Line:
     """What keeping everything takes, and the smallest budget that a plan names."""
     machine = stowax.target(target)
     step, args = WORKLOADS[workload](machine)
-    asked = {"target": machine, "cache": FOLDER, "progress": budgets.quiet}
+    asked = {"target": machine, "cache": FOLDER, "progress": say}
     whole = stowax.plan(step, *args, budget="100%", donate=True, **asked)
     least = stowax.plan(step, *args, budget=whole.budget_bytes // 50, **asked)
     return {"most": whole.budget_bytes, "least": least.smallest_budget}
@@ -152,7 +142,7 @@ def planned(workload: str, target: str, budget: int) -> Line:
         target=machine,
         compiles=COMPILES,
         cache=FOLDER,
-        progress=budgets.quiet,
+        progress=say,
     )
     by_hand = [b.seconds for b in plan.baselines if b.fits]
     return {
@@ -171,58 +161,47 @@ def planned(workload: str, target: str, budget: int) -> Line:
     }
 
 
-def run(workloads: list[str], targets: list[str], variants: list[str]) -> None:
-    """Every cell that is not there yet; an error is a line of its own."""
-    done = {key(line) for line in lines() if "error" not in line}
-    for target in targets:
-        for workload in workloads:
-            for variant in variants:
-                _run_cells(workload, target, variant, done)
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    parser.add_argument("--target", action="append", choices=TARGETS)
+    parser.add_argument("--variant", action="append", choices=VARIANTS)
 
 
-def _run_cells(workload: str, target: str, variant: str, done: set[Any]) -> None:
-    asked: Line = {"workload": workload, "target": target}
-    if key(asked | {"variant": "ends"}) not in done:
-        _record_line(asked | {"variant": "ends"}, lambda: ends(workload, target))
-        done.add(key(asked | {"variant": "ends"}))
-    known = [line for line in lines() if key(line) == key(asked | {"variant": "ends"})]
-    if "error" in known[-1]:
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """Every cell that was asked for."""
+    FOLDER.mkdir(exist_ok=True)
+    for target in asked.target or TARGETS:
+        for workload in asked.workload or WORKLOADS:
+            for variant in asked.variant or VARIANTS:
+                _run_cells(workload, target, variant, records)
+
+
+def _run_cells(
+    workload: str, target: str, variant: str, records: _record.Records
+) -> None:
+    about = {"workload": workload, "target": target}
+    found = records.made(
+        cell_name(workload, target, "ends"),
+        lambda: ends(workload, target),
+        about | {"variant": "ends"},
+    )
+    if "error" in found:
         return
-    low, high = known[-1]["least"], known[-1]["most"]
+    low, high = found["least"], found["most"]
     for part in PARTS:
-        cell = asked | {"variant": variant, "part": part}
-        if key(cell) in done:
-            continue
         budget = int(low + (high - low) * part)
         with varied(variant):
-            _record_line(cell, lambda budget=budget: planned(workload, target, budget))
+            records.made(
+                cell_name(workload, target, variant, part),
+                lambda b=budget: planned(workload, target, b),
+                about | {"variant": variant, "part": part},
+            )
 
 
-def _record_line(cell: Line, make: Callable[[], Line]) -> None:
-    print(" ".join(map(str, cell.values())), file=sys.stderr, flush=True)
-    try:
-        found = make()
-    except Exception as error:
-        found = {"error": f"{type(error).__name__}: {error}"[:300]}
-        print(f"    {found['error']}", file=sys.stderr, flush=True)
-    _record.append_line(LINES, cell | found)
-
-
-def key(line: Line) -> tuple[Any, ...]:
-    """Which cell a line is about."""
-    return tuple(line.get(n) for n in ("workload", "target", "variant", "part"))
-
-
-def lines() -> list[Line]:
-    """All that was found so far; of a cell that was tried again the last line."""
-    found = _record.read_lines(LINES)
-    return list({key(line): line for line in found}.values())
-
-
-def _compared(base: dict[Any, Line], variant: str) -> list[Any]:
+def _compared(lines: list[Line], base: dict[Any, Line], variant: str) -> list[Any]:
     """A row of the table: what the plans of a variant are beside those as it is."""
     ratios, compiles, fewer, workloads = [], [], 0, set[str]()
-    for line in lines():
+    for line in lines:
         if line["variant"] != variant or "error" in line:
             continue
         before = base.get((line["workload"], line["target"], line["part"]))
@@ -249,11 +228,12 @@ def _compared(base: dict[Any, Line], variant: str) -> list[Any]:
     ]
 
 
-def write() -> None:
+def page(records: _record.Records) -> str:
     """The table."""
+    lines = list(records.cells.values())
     base = {
         (line["workload"], line["target"], line["part"]): line
-        for line in lines()
+        for line in lines
         if line["variant"] == BASE and "error" not in line
     }
     parts = ", ".join(f"{part:.0%}" for part in PARTS)
@@ -266,36 +246,6 @@ def write() -> None:
         "cells lost",
         "programs a plan",
     )
-    text = [
-        "# What each rule of the search is worth\n",
-        _record.provenance_text(COMMAND),
-        "Step times are simulated from compiled schedules, as multiples of those of "
-        "the plans as they are made, at the same budget. A cell is lost where nothing "
-        f"fits that did. Budgets lie at {parts} of the way from the smallest that "
-        "works to what keeping everything takes. Plans take at most "
-        f"{COMPILES} programs.\n",
-        _record.table(columns, [_compared(base, variant) for variant in VARIANTS]),
-    ]
-    LINES.with_suffix(".md").write_text("\n".join(text))
-
-
-def main() -> None:
-    """Runs what is asked for and writes the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--workload", action="append", choices=WORKLOADS)
-    parser.add_argument("--target", action="append", choices=TARGETS)
-    parser.add_argument("--variant", action="append", choices=VARIANTS)
-    parser.add_argument("--table", action="store_true", help="only write the table")
-    asked = parser.parse_args()
-    if not asked.table:
-        FOLDER.mkdir(exist_ok=True)
-        run(
-            asked.workload or list(WORKLOADS),
-            asked.target or list(TARGETS),
-            asked.variant or list(VARIANTS),
-        )
-    write()
-
-
-if __name__ == "__main__":
-    main()
+    rows = [_compared(lines, base, name) for name in VARIANTS]
+    table = _record.table(columns, rows)
+    return _record.page_text(records, parts=parts, compiles=COMPILES, table=table)

@@ -6,14 +6,8 @@ noise is shared. A ratio is the median over rounds of seconds a step with the fi
 those without. Cost: a step of an MLP with Adam by itself and under `stowax.audit()`,
 in turns; the bar is 1.3.
 
-    python -m benchmarks.audit_loops
-
-Writes docs/results/audit.json and docs/results/audit.md.
+    python -m benchmarks audit --fresh
 """
-
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
 import statistics
@@ -30,8 +24,6 @@ import stowax
 from benchmarks import _record
 from benchmarks.models.training_loops import FIXES, LOOPS, Run, Sizes
 
-COMMAND = "python -m benchmarks.audit_loops"
-RESULT = _record.RESULTS / "audit.json"
 BAR = 1.3
 SIZES = {"MLP, optax": Sizes(64, 256, 3), "naive": Sizes(8, 256)}
 _LEAST_BYTES = 1 << 14  # buffers of these models are smaller than those worth the care
@@ -179,65 +171,53 @@ def costs(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def write(found: dict[str, Any]) -> None:
-    """The JSON and the tables."""
-    _record.write_json(RESULT, _record.provenance(COMMAND) | found)
-    fixes = [
-        (
-            row["loop"],
-            row["fix"],
-            f"{row['transfers']:g}",
-            ", ".join(row["findings"]) or "none",
-            f"{1e3 * row['seconds']:.2f}",
-            f"{row['ratio']:.2f}",
-        )
-        for row in found["remedies"]
-    ]
-    cost = [
-        (
-            row["loop"],
-            row["leaves"],
-            f"{1e3 * row['seconds']:.2f}",
-            f"{row['ratio']:.2f}",
-            f"≤ {row['bar']}",
-        )
-        for row in found["costs"]
-    ]
-    text = [
-        "# Audits of training loops: what the remedies bring, what an audit costs\n",
-        _record.provenance_text(COMMAND),
-        f"Each loop with each fix that the report asks for, {found['steps']} steps at "
-        f"a time, {found['rounds']} rounds in turns; the ratio is the median over "
-        "rounds of a step's seconds over those of the loop as it is. On a CPU the "
-        "device shares its cores with the host and its memory, too: there is little "
-        "to overlap with and nothing to copy, so transfers count for more elsewhere.\n",
-        _record.table(
-            ("loop", "fix", "transfers a step", "findings", "ms a step", "ratio"), fixes
-        ),
-        "A step with Adam under `stowax.audit()` from its first step on, beside the "
-        "same loop without:\n",
-        _record.table(("loop", "arrays of state", "ms a step", "audited", "bar"), cost),
-    ]
-    RESULT.with_suffix(".md").write_text("\n".join(text))
+_FIXES = {
+    "loop": lambda row: row["loop"],
+    "fix": lambda row: row["fix"],
+    "transfers a step": lambda row: f"{row['transfers']:g}",
+    "findings": lambda row: ", ".join(row["findings"]) or "none",
+    "ms a step": lambda row: f"{1e3 * row['seconds']:.2f}",
+    "ratio": lambda row: f"{row['ratio']:.2f}",
+}
+_COSTS = {
+    "loop": lambda row: row["loop"],
+    "arrays of state": lambda row: row["leaves"],
+    "ms a step": lambda row: f"{1e3 * row['seconds']:.2f}",
+    "audited": lambda row: f"{row['ratio']:.2f}",
+    "bar": lambda row: f"≤ {row['bar']}",
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Audited training loops.")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds in turns")
-    parser.add_argument("--steps", type=int, default=60, help="steps in each")
-    arguments = parser.parse_args()
-    rows = []
-    for name in LOOPS:
-        rows += remedies(name, arguments.rounds, arguments.steps)
-    write(
-        {
-            "rounds": arguments.rounds,
-            "steps": arguments.steps,
-            "remedies": rows,
-            "costs": costs(arguments.rounds),
-        }
+def rows_of(records: _record.Records, column: str) -> list[dict[str, Any]]:
+    """The rows that have `column`: `fix` of the remedies, `leaves` of the costs."""
+    return [row for row in records.cells.values() if column in row]
+
+
+def page(records: _record.Records) -> str:
+    """The tables."""
+    fixes = rows_of(records, "fix")
+    return _record.page_text(
+        records,
+        steps=fixes[0]["steps"],
+        rounds=fixes[0]["rounds"],
+        fixes=_record.columns(_FIXES, fixes),
+        costs=_record.columns(_COSTS, rows_of(records, "leaves")),
     )
 
 
-if __name__ == "__main__":
-    main()
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=15, help="rounds in turns")
+    parser.add_argument("--steps", type=int, default=60, help="steps in each")
+
+
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """Every loop that is not there yet, and what an audit costs."""
+    about = {"rounds": asked.rounds, "steps": asked.steps}
+    for name in LOOPS:
+        if records.known(_record.cell_name(name, "all")) is None:
+            for row in remedies(name, asked.rounds, asked.steps):
+                records.add(_record.cell_name(name, row["fix"]), row | about)
+    if not rows_of(records, "leaves") or asked.fresh:
+        for row in costs(asked.rounds):
+            cell = _record.cell_name("cost", row["loop"])
+            records.add(cell, row | {"rounds": asked.rounds})

@@ -5,33 +5,23 @@ everything takes) and planned once for a budget that nothing can meet (what the 
 budget is said to be). Ten budgets lie evenly between the two, both ends included. Each
 cell is one `stowax.plan`, as a user calls it.
 
-    python -m benchmarks.budgets                          everything; resumes
-    python -m benchmarks.budgets --target h200 --model nnx_loop
-    python -m benchmarks.budgets --effort default --cell 0 --cell 5
-    python -m benchmarks.budgets --table                  only write the table again
-
-Cells go to docs/results/budgets.jsonl as they come, the table to budgets.md beside it.
+    python -m benchmarks budgets --target h200 --model nnx_loop
+    python -m benchmarks budgets --effort default --cell 0 --cell 5
 """
 
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import argparse
-import sys
 from typing import Any
 
 import jax
 
 import stowax
 from benchmarks import _record, budgets_table
-from benchmarks._record import Stopwatch
+from benchmarks._record import Stopwatch, cell_name, say
 from benchmarks.models import MODELS
 from benchmarks.models.encoder_decoder import Config as TwoStacks
 from benchmarks.models.scan_transformer import Config
 
 CELLS = 10
-LINES = _record.RESULTS / "budgets.jsonl"
 TARGETS = ("h200", "v5p-8")
 MODEL_NAMES = tuple(name for name in MODELS if name != "llama")
 
@@ -74,11 +64,6 @@ def options_for(target: str, effort: str) -> dict[str, Any] | None:
     return dict(LOW_EFFORT) if target.startswith("v") and effort == "low" else None
 
 
-def quiet(line: str) -> None:
-    """Progress of a plan, indented below the cell's own line."""
-    print(f"    {line}", file=sys.stderr, flush=True)
-
-
 def ends(model: str, target: str, effort: str) -> dict[str, Any]:
     """What keeping everything takes, and what the smallest budget is said to be."""
     step, args = step_of(model)
@@ -94,7 +79,7 @@ def ends(model: str, target: str, effort: str) -> dict[str, Any]:
         target=target,
         compiler_options=options,
         compiles=4,
-        progress=quiet,
+        progress=say,
     )
     return {
         "keep_all_bytes": keep_all,
@@ -115,21 +100,22 @@ def run_cell(
 ) -> dict[str, Any]:
     """Plans one cell and writes down what the table needs of the plan."""
     step, args = step_of(model)
-    watch = Stopwatch()
+    budget, watch = budget_of(found, cell), Stopwatch()
     plan = stowax.plan(
         step,
         *args,
-        budget=budget_of(found, cell),
+        budget=budget,
         target=target,
         compiler_options=options_for(target, effort),
         compiles=4,
-        progress=quiet,
+        progress=say,
     )
     spent = watch.seconds()
     fitting = [b for b in plan.baselines if b.fits]
     best = min(fitting, key=lambda b: b.seconds, default=None)
     first = plan.trials[0]
     return {
+        "budget_bytes": budget,
         "fits": plan.fits,
         "outcome": plan.outcome,
         "first_predicted_bytes": first.predicted_bytes,
@@ -170,70 +156,38 @@ def verified_bytes(plan: Any, step: Any, args: tuple[Any, ...]) -> int:
     return _record.total_bytes(compiled.memory_analysis())
 
 
-def key_of(record: dict[str, Any]) -> tuple[Any, ...]:
-    """What makes a line one cell; `cell` is "ends" for the line with the two ends."""
-    return tuple(record[k] for k in ("model", "target", "effort", "cell"))
-
-
-def attempt(key: tuple[Any, ...], work: Any) -> dict[str, Any]:
-    """The line for one cell; an error makes a line too, and is tried again later."""
-    model, target, effort, cell = key
-    print(f"{model} {target} {effort} {cell}", file=sys.stderr, flush=True)
-    line = {"model": model, "target": target, "effort": effort, "cell": cell}
-    try:
-        line |= work()
-    except Exception as error:
-        line["error"] = f"{type(error).__name__}: {error}"[:2000]
-        print(f"    {line['error']}", file=sys.stderr, flush=True)
-    line |= {"date": _record.today(), "versions": _record.versions()}
-    _record.append_line(LINES, line)
-    return line
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Every cell that was asked for and is not there yet."""
-    lines = [] if arguments.fresh else _record.read_lines(LINES)
-    done = {key_of(line): line for line in lines if "error" not in line}
-    for target in arguments.target or TARGETS:
-        effort = arguments.effort if target.startswith("v") else "default"
-        for model in arguments.model or MODEL_NAMES:
-            jax.clear_caches()
-            key = (model, target, effort, "ends")
-            found = done.get(key) or attempt(
-                key, lambda m=model, t=target, e=effort: ends(m, t, e)
-            )
-            if "error" in found:
-                continue
-            for cell in arguments.cell or range(CELLS):
-                key = (model, target, effort, cell)
-                if key in done:
-                    continue
-                budget = budget_of(found, cell)
-                attempt(
-                    key,
-                    lambda k=key, f=found, b=budget: (
-                        {"budget_bytes": b}
-                        | run_cell(*k[:3], f, k[3], verify=k[3] == arguments.verify)
-                    ),
-                )
-            budgets_table.write(LINES)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", action="append", choices=TARGETS)
     parser.add_argument("--model", action="append", choices=MODEL_NAMES)
     parser.add_argument("--cell", action="append", type=int, choices=range(CELLS))
     parser.add_argument("--effort", default="low", choices=("low", "default"))
     parser.add_argument("--verify", type=int, default=3, help="cell to compile again")
-    parser.add_argument("--fresh", action="store_true", help="do what is there again")
-    parser.add_argument("--table", action="store_true", help="only write the table")
-    arguments = parser.parse_args()
-    if not arguments.table:
-        run(arguments)
-    budgets_table.write(LINES)
-    print(f"{LINES.with_suffix('.md')}", file=sys.stderr)
 
 
-if __name__ == "__main__":
-    main()
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """Every cell that was asked for."""
+    for target in asked.target or TARGETS:
+        effort = asked.effort if target.startswith("v") else "default"
+        for model in asked.model or MODEL_NAMES:
+            jax.clear_caches()
+            _run_series((model, target, effort), asked, records)
+
+
+def _run_series(
+    series: tuple[str, str, str], asked: argparse.Namespace, records: _record.Records
+) -> None:
+    about = dict(zip(("model", "target", "effort"), series, strict=True))
+    found = records.made(
+        cell_name(*series, "ends"), lambda: ends(*series), about | {"cell": "ends"}
+    )
+    if "error" in found:
+        return
+    for cell in asked.cell or range(CELLS):
+        records.made(
+            cell_name(*series, cell),
+            lambda n=cell: run_cell(*series, found, n, verify=n == asked.verify),
+            about | {"cell": cell},
+        )
+
+
+page = budgets_table.page

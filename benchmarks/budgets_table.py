@@ -1,12 +1,10 @@
 """The table of `benchmarks.budgets`, written from its cells: broken bars first."""
 
-import pathlib
 from typing import Any
 
 from benchmarks import _record
 from benchmarks._record import gib
 
-COMMAND = "python -m benchmarks.budgets"
 AFTER, BEFORE = 0.05, 0.25
 """Bars on the prediction: compiled over predicted, after the loop and before it."""
 SLOWER = 1e-4
@@ -47,40 +45,13 @@ def foretold_error(line: dict[str, Any]) -> float:
     return compiled / predicted - 1
 
 
-def write(lines_path: pathlib.Path) -> None:
-    """Writes the table beside `lines_path`; the last line of a cell counts."""
-    latest: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for line in _record.read_lines(lines_path):
-        key = (line["target"], line["effort"], line["model"], str(line["cell"]))
-        latest[key] = line
-    cells = [line for line in latest.values() if line["cell"] != "ends"]
-    ends = [line for line in latest.values() if line["cell"] == "ends"]
-    text = [
-        "# Ten budgets, six models, two chips\n",
-        _record.provenance_text(COMMAND, dates=[line["date"] for line in cells]),
-        _HOW,
-        _summary(cells, ends),
-        *_sections(cells, ends),
-    ]
-    lines_path.with_suffix(".md").write_text("\n".join(text))
-
-
-_HOW = """Budgets lie evenly between the smallest that stowax says is feasible and
-what the step takes as it is written (compiled, state donated). *error* is compiled over
-predicted bytes: of the first program compiled, before anything was / of the plan's own
-program, just before it was compiled / of the same once the loop is over and the
-prediction corrected by all that was compiled, this program among it. *model* is the
-planner's step time, *simulated* the one read off the compiled schedule; a baseline is
-compared under the planner's model. *again* is the total of
-`target.compile(plan.apply(step), *plan.specs(*args))`, compiled apart from the loop in
-one cell of each series. Seconds are of the wall, on a machine that was doing other
-things too; CPU seconds count all threads and the compiler's children. v5p-8 steps are
-planned for one device. Cells with effort *low* are planned with
-`exec_time_optimization_effort=-1.0` among the compiler options: a compile is several
-times faster, its memory within a percent of the usual, and the program several times
-slower, because tiles are not searched for. Such cells say nothing about seconds of the
-compiled schedule; their simulated time is left out.
-"""
+def page(records: _record.Records) -> str:
+    """The table: what is broken first, then series by series."""
+    lines = list(records.cells.values())
+    cells = [line for line in lines if line["cell"] != "ends"]
+    ends = [line for line in lines if line["cell"] == "ends"]
+    series = "\n".join(_sections(cells, ends))
+    return _record.page_text(records, summary=_summary(cells, ends), series=series)
 
 
 def _summary(cells: list[dict[str, Any]], ends: list[dict[str, Any]]) -> str:
@@ -127,52 +98,38 @@ def _sections(cells: list[dict[str, Any]], ends: list[dict[str, Any]]) -> list[s
             f"{gib(end['state_bytes'])}; smallest budget {gib(end['smallest_budget'])} "
             "GiB.\n"
         )
-        rows = [_row(c) for c in sorted(own, key=lambda c: c["cell"])]
-        text.append(_record.table(_HEAD, rows))
+        whole = [c for c in own if "error" not in c]  # errors are listed above
+        whole.sort(key=lambda c: c["cell"])
+        text.append(_record.columns(_COLUMNS, whole))
     return text
 
 
-_HEAD = (
-    "cell",
-    "budget GiB",
-    "fits",
-    "outcome",
-    "compiled",
-    "again",
-    "host",
-    "first predicted",
-    "predicted",
-    "error first / just before / after",
-    "keep / offload / recompute",
-    "model ms",
-    "simulated ms",
-    "best baseline that fits, ms",
-    "compiles",
-    "planning s (CPU s)",
-)
-
-
-def _row(line: dict[str, Any]) -> list[str]:
-    if "error" in line:
-        return [str(line["cell"]), "", "", "error", *[""] * (len(_HEAD) - 4)]
-    best = line["best_baseline"]
-    again = line.get("verified_bytes")
-    return [
-        str(line["cell"]),
-        gib(line["budget_bytes"]),
-        "yes" if line["fits"] else "**no**",
-        line["outcome"],
-        gib(line["compiled_bytes"]),
-        gib(again) if again is not None else "",
-        gib(line["host_bytes"]),
-        gib(line["first_predicted_bytes"]),
-        gib(line["predicted_bytes"]),
-        f"{line['error_before']:+.1%} / {foretold_error(line):+.1%} / "
-        f"{line['error_after']:+.1%}",
-        " / ".join(str(n) for n in line["decisions"].values()),
-        f"{1e3 * line['model_seconds']:.1f}",
-        f"{1e3 * line['simulated_seconds']:.1f}" if line["effort"] != "low" else "–",
-        f"{best} {1e3 * line['best_baseline_seconds']:.1f}" if best else "none",
-        str(line["compiles"]),
-        f"{line['wall_seconds']:.0f} ({line['cpu_seconds']:.0f})",
-    ]
+_COLUMNS = {
+    "cell": lambda c: c["cell"],
+    "budget GiB": lambda c: gib(c["budget_bytes"]),
+    "fits": lambda c: "yes" if c["fits"] else "**no**",
+    "outcome": lambda c: c["outcome"],
+    "compiled": lambda c: gib(c["compiled_bytes"]),
+    "again": lambda c: "" if c["verified_bytes"] is None else gib(c["verified_bytes"]),
+    "host": lambda c: gib(c["host_bytes"]),
+    "first predicted": lambda c: gib(c["first_predicted_bytes"]),
+    "predicted": lambda c: gib(c["predicted_bytes"]),
+    "error first / just before / after": lambda c: " / ".join(
+        f"{error:+.1%}"
+        for error in (c["error_before"], foretold_error(c), c["error_after"])
+    ),
+    "keep / offload / recompute": lambda c: " / ".join(
+        map(str, c["decisions"].values())
+    ),
+    "model ms": lambda c: f"{1e3 * c['model_seconds']:.1f}",
+    "simulated ms": lambda c: (
+        "–" if c["effort"] == "low" else f"{1e3 * c['simulated_seconds']:.1f}"
+    ),
+    "best baseline that fits, ms": lambda c: (
+        f"{c['best_baseline']} {1e3 * c['best_baseline_seconds']:.1f}"
+        if c["best_baseline"]
+        else "none"
+    ),
+    "compiles": lambda c: c["compiles"],
+    "planning s (CPU s)": lambda c: f"{c['wall_seconds']:.0f} ({c['cpu_seconds']:.0f})",
+}

@@ -6,23 +6,12 @@ XLA's own rematerialization told of a chip that small. Each hand-written policy 
 compiled once. Bytes are XLA's, seconds are simulated from the compiled schedules, all
 by the same reader.
 
-    python -m benchmarks.comparison                                everything; resumes
-    python -m benchmarks.comparison --workload llama2-13b --target v5p-8
-    python -m benchmarks.comparison --workload vit-g --kind policy
-    python -m benchmarks.comparison --fresh --kind plan --cell 3   plans again
-    python -m benchmarks.comparison --table                        tables and plots only
-
-Cells go to docs/results/comparison.jsonl as they come, the table to comparison.md and
-the plots to comparison-*.svg beside it. Plots need matplotlib: `pip install --group
-plots` (pip 25.1 or newer).
+    python -m benchmarks comparison --workload llama2-13b --target v5p-8
+    python -m benchmarks comparison --workload vit-g --kind policy
+    python -m benchmarks comparison --fresh --kind plan --cell 3
 """
 
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,26 +19,16 @@ from typing import Any
 import jax
 
 import stowax
-from benchmarks import (
-    _record,
-    comparison_policies,
-    comparison_programs,
-    comparison_table,
-)
-from benchmarks.comparison_plans import TINY, PlansOf
+from benchmarks import comparison_policies, comparison_programs, comparison_table
+from benchmarks._record import Records, cell_name, gib, say
+from benchmarks.comparison_plans import TINY, plans_of
 from benchmarks.comparison_policies import PLAN, XLA
 from benchmarks.comparison_workloads import WORKLOADS, made
 from stowax._hardware._gpu_targets import GPU_CHIPS, gpu_memory_bytes
 
 BUDGETS = 8
-LINES = _record.RESULTS / "comparison.jsonl"
 KINDS = ("ends", "policy", "plan", "xla")
 Work = Callable[[], dict[str, Any]]
-
-
-def quiet(line: str) -> None:
-    """Progress of a plan, indented below the cell's own line."""
-    print(f"    {line}", file=sys.stderr, flush=True)
 
 
 def jitted(name: str, step: Any) -> Any:
@@ -99,7 +78,7 @@ def smallest_budget(
     What a plan only predicts to be the smallest budget is planned for.
     """
     cache = comparison_programs.FOLDER
-    asking: dict[str, Any] = {"target": target, "cache": cache, "progress": quiet}
+    asking: dict[str, Any] = {"target": target, "cache": cache, "progress": say}
     asking["compiles"] = 4  # bytes are asked for, not seconds
     plan = stowax.plan(step, *specs, budget=TINY, **asking)
     seconds = plan.planning_seconds
@@ -167,28 +146,24 @@ def xla_cell(
     )
 
 
+KEY = ("workload", "target", "kind", "name", "cell")
+
+
 def key_of(line: dict[str, Any]) -> tuple[Any, ...]:
     """What makes a line one cell."""
-    return tuple(line[k] for k in ("workload", "target", "kind", "name", "cell"))
+    return tuple(line[k] for k in KEY)
 
 
-def attempt(key: tuple[Any, ...], work: Work) -> dict[str, Any]:
-    """The line for one cell; an error makes a line too, and is tried again later."""
-    line = dict(zip(("workload", "target", "kind", "name", "cell"), key, strict=True))
-    print(" ".join(map(str, key)), file=sys.stderr, flush=True)
+def attempt(records: Records, key: tuple[Any, ...], work: Work) -> dict[str, Any]:
+    """The figures of one cell, from the records or from `work`."""
     jax.clear_caches()
-    try:
-        line |= work()
-    except Exception as error:
-        line["error"] = f"{type(error).__name__}: {error}"[:2000]
-        quiet(line["error"])
-    line |= {"date": _record.today(), "versions": _record.versions()}
-    _record.append_line(LINES, line)
-    if line.get("step_seconds") is not None:
-        device, host = (_record.gib(line[f"{k}_bytes"]) for k in ("device", "host"))
-        exposed = line["exposed_seconds"]
-        seconds = f"{line['step_seconds']:.3f} s, {exposed:.3f} exposed"
-        quiet(f"= {device} GiB, {host} on the host, {seconds}")
+    about = dict(zip(KEY, key, strict=True))
+    known = records.known(cell_name(*key))
+    line = known or records.made(cell_name(*key), work, about)
+    if known is None and line.get("step_seconds") is not None:
+        device, host = (gib(line[f"{k}_bytes"]) for k in ("device", "host"))
+        seconds = f"{line['step_seconds']:.3f} s, {line['exposed_seconds']:.3f} exposed"
+        say(f"= {device} GiB, {host} on the host, {seconds}")
     return line
 
 
@@ -217,10 +192,10 @@ def cells(
     if found is None:
         return to_do
     budgets = {cell: budget_of(found, cell) for cell in plans}
-    together = PlansOf(name, target, budgets, most, quiet)
+    together = plans_of(name, target, budgets, most, say)
     for cell in plans:
         key = (name, target.name, "plan", PLAN, cell)
-        to_do[key] = lambda c=cell: together.line(c)
+        to_do[key] = lambda c=cell: together(c)
     # Large budgets first: where the step does not fit, it will not fit a smaller one.
     for cell in reversed(range(BUDGETS)):
         budget = budget_of(found, cell)
@@ -229,61 +204,51 @@ def cells(
     return to_do
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Every cell that was asked for and is not there yet."""
-    done = {
-        key_of(line): line for line in _record.read_lines(LINES) if "error" not in line
-    }
-    kinds = arguments.kind or KINDS
-    for name in arguments.workload or WORKLOADS:
-        for place in arguments.target or WORKLOADS[name].targets:
-            if place not in WORKLOADS[name].targets:
-                continue
-            target = stowax.target(place)
-            key = (name, place, "ends", "", None)
-            again = arguments.fresh and "ends" in kinds
-            found = None if again else done.get(key)
-            if found is None and {*kinds} != {"policy"}:
-                found = attempt(key, lambda n=name, t=target: ends(n, t))
-            if found is not None and "error" in found:
-                continue
-            asked = arguments.cell or range(BUDGETS)
-            plans = [
-                cell
-                for cell in asked
-                if arguments.fresh or (name, place, "plan", PLAN, cell) not in done
-            ]
-            to_do = cells(name, target, found, arguments.compiles, plans)
-            for key, work in to_do.items():
-                if key[2] == "xla" and hopeless(key, done):
-                    continue
-                chosen = key[2] in kinds and (
-                    key[4] in asked
-                    if key[2] != "policy"
-                    else key[3] in (arguments.policy or [key[3]])
-                )
-                if chosen and (arguments.fresh or key not in done):
-                    done[key] = attempt(key, work)
-            comparison_table.write(LINES)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--workload", action="append", choices=WORKLOADS)
+def options(parser: argparse.ArgumentParser) -> None:
     places = sorted({t for w in WORKLOADS.values() for t in w.targets})
+    parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--target", action="append", choices=places)
     parser.add_argument("--kind", action="append", choices=KINDS)
     parser.add_argument("--policy", action="append", help="a name, of kind policy")
     parser.add_argument("--cell", action="append", type=int, choices=range(BUDGETS))
     parser.add_argument("--compiles", type=int, default=4, help="at most, per plan")
-    parser.add_argument("--fresh", action="store_true", help="do what is there again")
-    parser.add_argument("--table", action="store_true", help="only write the tables")
-    arguments = parser.parse_args()
-    if not arguments.table:
-        run(arguments)
-    comparison_table.write(LINES)
-    print(f"{LINES.with_suffix('.md')}", file=sys.stderr)
 
 
-if __name__ == "__main__":
-    main()
+def run(asked: argparse.Namespace, records: Records) -> None:
+    """Every cell that was asked for."""
+    for name in asked.workload or WORKLOADS:
+        for place in asked.target or WORKLOADS[name].targets:
+            if place in WORKLOADS[name].targets:
+                _run_row(name, place, asked, records)
+
+
+def _run_row(
+    name: str, place: str, asked: argparse.Namespace, records: Records
+) -> None:
+    target, kinds = stowax.target(place), asked.kind or KINDS
+    key = (name, place, "ends", "", None)
+    found = records.cells.get(cell_name(*key))
+    if "ends" in kinds or (found is None and {*kinds} != {"policy"}):
+        found = attempt(records, key, lambda: ends(name, target))
+    if found is not None and "error" in found:
+        return
+    budgets = asked.cell or range(BUDGETS)
+    plans = [
+        cell
+        for cell in budgets
+        if records.known(cell_name(name, place, "plan", PLAN, cell)) is None
+    ]
+    for key, work in cells(name, target, found, asked.compiles, plans).items():
+        done = {key_of(line): line for line in records.cells.values()}
+        if key[2] == "xla" and hopeless(key, done):
+            continue
+        chosen = (
+            key[3] in (asked.policy or [key[3]])
+            if key[2] == "policy"
+            else key[4] in budgets
+        )
+        if chosen and key[2] in kinds:
+            attempt(records, key, work)
+
+
+page = comparison_table.page

@@ -5,6 +5,7 @@ hand-written policy that fits it, XLA's own rematerialization included.
 """
 
 import collections
+from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.comparison_workloads import WORKLOADS
@@ -24,15 +25,11 @@ def fits(line: dict[str, Any], budget: int, host_bytes: int) -> bool:
     return line["device_bytes"] <= budget and line["host_bytes"] <= host_bytes
 
 
-def series(lines: Lines) -> dict[tuple[str, str], Lines]:
-    """Lines by workload and target; the last line of a cell counts."""
-    latest: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for line in lines:
-        key = (line["workload"], line["target"], line["kind"])
-        latest[(*key, line["name"], line["cell"])] = line
+def series(lines: Iterable[dict[str, Any]]) -> dict[tuple[str, str], Lines]:
+    """Lines by workload and target."""
     found = collections.defaultdict(list)
     order = list(WORKLOADS)
-    for line in sorted(latest.values(), key=lambda n: order.index(n["workload"])):
+    for line in sorted(lines, key=lambda n: order.index(n["workload"])):
         found[line["workload"], line["target"]].append(line)
     return dict(found)
 

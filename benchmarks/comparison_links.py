@@ -6,28 +6,19 @@ link was not published. Here the compiled programs of `benchmarks.comparison` ar
 simulated again with other rates: what a program computes does not depend on them, only
 what it waits for.
 
-    python -m benchmarks.comparison --kind policy --target v5p-8      compiles first
-    python -m benchmarks.comparison_links
-
-Writes docs/results/comparison_links.json and .md.
+    python -m benchmarks comparison --kind policy --target v5p-8      compiles first
+    python -m benchmarks links
 """
 
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-import sys
+import argparse
 from typing import Any
 
 import stowax
 from benchmarks import _record, comparison_cells, comparison_programs
-from benchmarks.comparison import LINES
 from benchmarks.comparison_policies import PIPELINED
 from stowax._records._stages import Link
 from stowax._timing._simulate import simulate
 
-COMMAND = "python -m benchmarks.comparison_links"
-RESULT = _record.RESULTS / "comparison_links.json"
 TARGET, POLICY = "v5p-8", "qkv_proj_offloaded"
 PUBLISHED = {
     "llama2-13b": "5 % faster",
@@ -51,7 +42,7 @@ def seconds_of(line: dict[str, Any]) -> list[list[float]]:
     program = comparison_programs.program_of(line)
     if program is None:
         name = f"{line['workload']}, {line['name']}"
-        raise SystemExit(f"no program of {name}: compile it with --fresh first")
+        raise LookupError(f"no program of {name}: compile it with --fresh first")
     chip = stowax.target(line["target"]).chip
     found = []
     for link in LINKS:
@@ -60,25 +51,24 @@ def seconds_of(line: dict[str, Any]) -> list[list[float]]:
     return found
 
 
-def write(rows: list[dict[str, Any]]) -> None:
-    """The JSON, and a table of steps against full recomputation's."""
-    _record.write_json(RESULT, _record.provenance(COMMAND) | {"rows": rows})
-    head = ("GB/s out, in", *PUBLISHED)
-    gains = {
+def gains(records: _record.Records) -> dict[str, list[float]]:
+    """Per workload, a step beside full recomputation's, for every link."""
+    rows = [row for row in records.cells.values() if "error" not in row]
+    return {
         name: _gains([r for r in rows if r["workload"] == name]) for name in PUBLISHED
     }
+
+
+def page(records: _record.Records) -> str:
+    """A table of steps against full recomputation's."""
+    found = gains(records)
     table = [("published", *PUBLISHED.values())]
     for k, link in enumerate(LINKS):
-        cells = [f"{gains[name][k]:+.1%}" for name in PUBLISHED]
         rates = (link.device_to_host / 1e9, link.host_to_device / 1e9)
+        cells = [f"{found[name][k]:+.1%}" for name in PUBLISHED]
         table.append(("{:g}, {:g}".format(*rates), *cells))
-    text = [
-        "# Q, K and V offloaded by hand, over other links\n",
-        _record.provenance_text(COMMAND),
-        _HOW,
-        _record.table(head, table),
-    ]
-    RESULT.with_suffix(".md").write_text("\n".join(text))
+    head = ("GB/s out, in", *PUBLISHED)
+    return _record.page_text(records, table=_record.table(head, table))
 
 
 def _gains(rows: list[dict[str, Any]]) -> list[float]:
@@ -89,31 +79,28 @@ def _gains(rows: list[dict[str, Any]]) -> list[float]:
     ]
 
 
-_HOW = """Simulated seconds of a step on a v5p-8 beside full recomputation
-(`nothing_saveable`) of the same workload, whose time does not depend on the link.
-Programs are those of [comparison](comparison.md): with XLA's own pipeline of copies and
-without, the faster counts. Attention is plain, its scores written to memory, which
-makes more of a step depend on it than with a fused kernel; published figures are with
-one. Seconds of each program are in the JSON beside this page.
-"""
+def options(parser: argparse.ArgumentParser) -> None:
+    del parser
 
 
-def main() -> None:
-    found = comparison_cells.series(_record.read_lines(LINES))
-    rows = []
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """Every program over every link."""
+    del asked
+    found = comparison_cells.series(
+        _record.Records("comparison", "simulated").cells.values()
+    )
     for workload in PUBLISHED:
         lines = {n["name"]: n for n in found[workload, TARGET] if n["kind"] == "policy"}
-        full = lines[comparison_cells.FULL_RECOMPUTE]["step_seconds"]
         for policy in (POLICY, POLICY + PIPELINED):
-            print(workload, policy, file=sys.stderr, flush=True)
-            if policy not in lines:
-                raise SystemExit(f"no line of {workload}, {policy}: compile it first")
-            line = lines[policy]
-            keys = ("workload", "target", "device_bytes", "host_bytes")
-            given = {key: line[key] for key in keys} | {"full_seconds": full}
-            rows.append(given | {"policy": policy, "seconds": seconds_of(line)})
-    write(rows)
+            records.made(
+                _record.cell_name(workload, policy),
+                lambda p=policy, n=lines: row_of(n[p], n),
+            )
 
 
-if __name__ == "__main__":
-    main()
+def row_of(line: dict[str, Any], lines: dict[str, Any]) -> dict[str, Any]:
+    """Of one program: its bytes, and its seconds over every link."""
+    full = lines[comparison_cells.FULL_RECOMPUTE]["step_seconds"]
+    keys = ("workload", "target", "device_bytes", "host_bytes")
+    given = {key: line[key] for key in keys} | {"full_seconds": full}
+    return given | {"policy": line["name"], "seconds": seconds_of(line)}

@@ -7,6 +7,8 @@ compiled is among them: it says what the smallest budget is, and a plan for exac
 may come by other programs.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import stowax
@@ -19,46 +21,43 @@ TINY = "1MiB"
 """A budget that no step fits: what needs the least is looked for."""
 
 
-class PlansOf:
-    """The plans of a workload's cells, all of them made when the first is asked for."""
+def plans_of(
+    name: str, target: Any, budgets: dict[int, int], most: int, say: Any
+) -> Callable[[int], Line]:
+    """What the plan of each cell came to; all are made when the first is asked for.
 
-    def __init__(
-        self, name: str, target: Any, budgets: dict[int, int], most: int, say: Any
-    ):
-        """`budgets` by cell; a plan may compile `most` programs."""
-        self._name, self._target, self._say = name, target, say
-        self._budgets, self._most = budgets, most
-        self._lines: dict[int, Line] | None = None
-        self._error: Exception | None = None
+    `budgets` by cell; a plan may compile `most` programs.
+    """
 
-    def line(self, cell: int) -> Line:
-        """What the plan of one cell came to."""
-        if self._error is not None:
-            raise self._error
-        if self._lines is None:
-            try:
-                self._lines = self._made()
-            except Exception as error:
-                self._error = error
-                raise
-        return self._lines[cell]
-
-    def _made(self) -> dict[int, Line]:
-        step, specs = made(self._name, self._target)
+    def lines() -> dict[int, Line]:
+        step, specs = made(name, target)
         _, *plans = stowax.plans(
             step,
             *specs,
-            budgets=(TINY, *self._budgets.values()),
-            target=self._target,
-            compiles=self._most,
+            budgets=(TINY, *budgets.values()),
+            target=target,
+            compiles=most,
             cache=comparison_programs.FOLDER,
-            progress=self._say,
+            progress=say,
         )
-        made_together = sorted(self._budgets)
-        return {
-            cell: _line(plan, self._most) | {"made_with_cells": made_together}
-            for cell, plan in zip(self._budgets, plans, strict=True)
-        }
+        together = {"made_with_cells": sorted(budgets)}
+        found = zip(budgets, plans, strict=True)
+        return {cell: _line(plan, most) | together for cell, plan in found}
+
+    @functools.cache
+    def outcome() -> dict[int, Line] | Exception:
+        try:
+            return lines()
+        except Exception as error:
+            return error
+
+    def line(cell: int) -> Line:
+        found = outcome()
+        if isinstance(found, Exception):
+            raise found
+        return found[cell]
+
+    return line
 
 
 def _line(plan: Any, most: int) -> Line:

@@ -51,7 +51,7 @@ def summary(found: dict[tuple[str, str], Lines]) -> str:
         count = collections.Counter(map(outcome_of, cells))
         total += count
         below += count["alone"] > 0
-        recomputing += _ratios(cells, "full")
+        recomputing += ratios_of(cells, "full")
         rows.append((*key, *_row(lines, cells, count)))
         lost += [_lost(key, c) for c in cells if outcome_of(c) in ("slower", "error")]
     text = (
@@ -62,7 +62,7 @@ def summary(found: dict[tuple[str, str], Lines]) -> str:
     )
     if recomputing:
         text += (
-            f"Against full recomputation, where both fit: {_mean(recomputing):.3f} × "
+            f"Against full recomputation, where both fit: {mean_of(recomputing):.3f} × "
             f"its step (geometric mean of {len(recomputing)} cells). "
         )
     text += _bars(found)
@@ -75,7 +75,7 @@ def summary(found: dict[tuple[str, str], Lines]) -> str:
     return text
 
 
-_LARGEST = ("llama2-13b", "gemma2-27b", "paligemma2-28b", "llama2-70b")
+LARGEST = ("llama2-13b", "gemma2-27b", "paligemma2-28b", "llama2-70b")
 """Models for which offloading is said to pay, by published point solutions."""
 
 
@@ -90,21 +90,21 @@ def _bars(found: dict[tuple[str, str], Lines]) -> str:
     large = [
         ratio
         for (workload, target), lines in found.items()
-        if workload in _LARGEST and target.startswith("v5p")
-        for ratio in _ratios(cells_of(lines), "full")
+        if workload in LARGEST and target.startswith("v5p")
+        for ratio in ratios_of(cells_of(lines), "full")
     ]
     rivals = collections.Counter(outcome_of(c) for c in steps if c["best"])
     text = ""
-    if beside := _ratios(steps, "best"):
+    if beside := ratios_of(steps, "best"):
         text = (
             f"Of {rivals.total()} cells of whole training steps (all but the "
             f"tutorial's) with a policy that fits {rivals['faster']} are faster; "
-            f"beside the best {_mean(beside):.3f} (geometric mean). "
+            f"beside the best {mean_of(beside):.3f} (geometric mean). "
         )
     if large:
         text += (
-            f"Beside full recomputation on v5p, {', '.join(_LARGEST)}: "
-            f"{_mean(large):.3f} ({len(large)} cells). "
+            f"Beside full recomputation on v5p, {', '.join(LARGEST)}: "
+            f"{mean_of(large):.3f} ({len(large)} cells). "
         )
     return text
 
@@ -120,8 +120,8 @@ was doing other things too.
 def _row(
     lines: Lines, cells: list[dict[str, Any]], count: collections.Counter[str]
 ) -> list[str]:
-    beside = _ratios(cells, "best")
-    full = _ratios(cells, "full")
+    beside = ratios_of(cells, "best")
+    full = ratios_of(cells, "full")
     plans = [cell["plan"] for cell in cells if cell["plan"].get("fits")]
     policies = [
         line
@@ -136,14 +136,15 @@ def _row(
         str(len(cells)),
         *(str(count[name]) for name in ("faster", "even", "slower", "alone")),
         f"{min(beside):.3f} to {max(beside):.3f}" if beside else "",
-        f"{_mean(full):.3f}" if full else "",
+        f"{mean_of(full):.3f}" if full else "",
         _least(plans),
         _least(policies),
         f"{minutes:.0f}",
     ]
 
 
-def _ratios(cells: list[dict[str, Any]], rival: str) -> list[float]:
+def ratios_of(cells: list[dict[str, Any]], rival: str) -> list[float]:
+    """Steps of plans beside those of a rival (`best`, `full`), where both fit."""
     return [
         cell["plan"]["step_seconds"] / cell[rival]["step_seconds"]
         for cell in cells
@@ -151,7 +152,8 @@ def _ratios(cells: list[dict[str, Any]], rival: str) -> list[float]:
     ]
 
 
-def _mean(ratios: list[float]) -> float:
+def mean_of(ratios: list[float]) -> float:
+    """The geometric mean."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 

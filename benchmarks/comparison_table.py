@@ -1,70 +1,25 @@
-"""Tables and plots of `benchmarks.comparison`, written from its cells.
+"""The tables of `benchmarks.comparison`, written from its cells.
 
 First what came out in all (`comparison_summary`), then every workload on every target.
 """
 
-import pathlib
 from typing import Any
 
-from benchmarks import _record, comparison_plots
+from benchmarks import _record
 from benchmarks._record import gib, seconds_text
 from benchmarks.comparison_cells import Lines, cells_of, outcome_of, series
 from benchmarks.comparison_summary import summary
 from benchmarks.comparison_workloads import WORKLOADS
 
-COMMAND = "python -m benchmarks.comparison"
+
+def page(records: _record.Records) -> str:
+    """What came out in all, then a section per workload and target."""
+    found = series(records.cells.values())
+    rows = "\n".join(_section(*key, own) for key, own in found.items())
+    return _record.page_text(records, summary=summary(found), rows=rows)
 
 
-def write(path: pathlib.Path) -> None:
-    """Writes the table and the plots beside `path`."""
-    lines = _record.read_lines(path)
-    if not lines:
-        return
-    found = series(lines)
-    text = [
-        "# Plans against hand-written policies\n",
-        _record.provenance_text(COMMAND, dates=[line["date"] for line in lines]),
-        _HOW,
-        summary(found),
-    ]
-    for (workload, target), own in found.items():
-        plot = comparison_plots.write(path, workload, target, own, cells_of(own))
-        text.append(_section(workload, target, own, plot))
-    path.with_suffix(".md").write_text("\n".join(text))
-
-
-_HOW = """Budgets lie evenly between the smallest that stowax says is feasible and what
-the step takes as it is written, or what the chip has where that is less. *stowax* is
-`stowax.plans` for all eight where `comparison.jsonl` has `made_with_cells`, and
-elsewhere, in rows of the days before, `stowax.plan` for each. The policies are JAX's
-and MaxText's, each layer under `jax.checkpoint`, compiled once, with the options that a
-plan gets which does the same (`stowax._survey._options`: those for copies where
-something is offloaded, those for TPUs always). Some programs were compiled without the
-latter: on a v5p-8 those of Llama and Gemma are the same without; most of PaliGemma2's
-have one fusion of two products outside of the layers, worth 1 to 2 %; on a v5p-16 the
-two that offload every product. On TPUs policies that offload are there twice: a plan
-lays out its own pipeline of copies and has XLA's turned off, a scan under a policy may
-be better off with it. Those that offload every product make the step 1.06 (Llama2-7B on
-a v5e-16) to 4.5 times that of the best policy with it, 1.3 to 5 times without; those of
-PaliGemma2-28B do not compile. On GPUs plans and policies that offload have up to
-sixteen copies under way; plans of Gemma2-2B up to 58.46 GiB, and plans that need the
-least have the two of XLA's default. Plans are by the planner of their day, which
-`comparison.jsonl` has for each. *XLA* is the step as it is written, compiled for a chip
-that has the budget and no more. Bytes are per device, arguments + outputs − aliased +
-temporaries as compiled; a program fits if they are within the budget and its host bytes
-within what the host has for a device. (On TPUs that is more than the chip needs, by up
-to a fifth, for plans and policies alike: a policy that counts more than the chip may
-run there.) Seconds are simulated from the compiled schedule with the figures of
-`stowax targets`, by the same reader for all; *exposed* is the part that waits for host
-copies. Planning and compiling seconds are of the wall, on a machine that was doing
-other things too; where a plan's programs were kept from an earlier run they are far
-fewer (the `compiling_seconds` of its line say so). Neither plans nor policies have the
-option that a plan's last program has on TPUs, more fast memory: plans are made with
-`compiles=4`, and [another table](fast_memory.md) has what the option brings both.
-"""
-
-
-def _section(workload: str, target: str, lines: Lines, plot: str | None) -> str:
+def _section(workload: str, target: str, lines: Lines) -> str:
     text = f"## {workload}, {target}\n\n{WORKLOADS[workload].what}"
     sizes = WORKLOADS[workload].targets.get(target, {})
     batch = f", batch {sizes['batch']}" if "batch" in sizes else ""
@@ -79,8 +34,6 @@ def _section(workload: str, target: str, lines: Lines, plot: str | None) -> str:
         f"{gib(end['chip_bytes'])}; smallest budget {gib(end['smallest_budget'])} GiB "
         f"({end['smallest_budget_is']}).\n"
     )
-    if plot:
-        text += f"\n![step time by budget]({plot})\n"
     if rows := [_cell_row(cell) for cell in cells_of(lines)]:
         text += "\n" + _record.table(_CELL_HEAD, rows)
     return text + _policies(lines)

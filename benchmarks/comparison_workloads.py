@@ -113,113 +113,85 @@ def _layers_by_hand(target: Any) -> Made:
     return jax.jit(step), specs
 
 
+def _targets(text: str) -> dict[str, dict[str, Any]]:
+    """Of `"v5p-8 32, h200 8 half"`: targets, each with its batch and its weights."""
+    found: dict[str, dict[str, Any]] = {}
+    for place, *sizes in map(str.split, text.split(", ")):
+        found[place] = {**HALF} if "half" in sizes else {}
+        if sizes:
+            found[place]["batch"] = int(sizes[0])
+    return found
+
+
 WORKLOADS: dict[str, Workload] = {
     "llama2-7b": Workload(
         make=llama.llama2_7b,
         what="Llama2-7B, sequences of 2048 tokens, AdamW",
-        targets={
-            "h200": {"batch": 8, **HALF},
-            "v5p-8": {"batch": 32},
-            "v5e-16": {"batch": 32},
-            "v6e-8": {"batch": 32},
-            "h200x8": {"batch": 64},
-        },
+        targets=_targets("h200 8 half, v5p-8 32, v5e-16 32, v6e-8 32, h200x8 64"),
     ),
     "llama2-13b": Workload(
         make=llama.llama2_13b,
         what="Llama2-13B, sequences of 2048 tokens, AdamW",
-        targets={
-            "v5p-8": {"batch": 32},
-            "v5e-16": {"batch": 16, **HALF},
-            "v6e-8": {"batch": 16, **HALF},
-            "h200x8": {"batch": 64},
-        },
+        targets=_targets("v5p-8 32, v5e-16 16 half, v6e-8 16 half, h200x8 64"),
     ),
     "llama2-70b": Workload(
         make=llama.llama2_70b,
         what="Llama2-70B, sequences of 2048 tokens, AdamW",
-        targets={
-            "v5p-16": {"batch": 32, **HALF},
-            "v5p-8": {"batch": 16, **HALF},
-            "h200x8": {"batch": 32, **HALF},
-        },
+        targets=_targets("v5p-16 32 half, v5p-8 16 half, h200x8 32 half"),
     ),
     "gemma2-2b": Workload(
         make=gemma2.gemma2_2b,
         what="Gemma2-2B, sequences of 4096 tokens, AdamW",
-        targets={
-            "v5p-8": {"batch": 16},
-            "v5e-16": {"batch": 16},
-            "v6e-8": {"batch": 8},
-            "h200": {"batch": 2},
-            "h200x8": {"batch": 32},
-        },
+        targets=_targets("v5p-8 16, v5e-16 16, v6e-8 8, h200 2, h200x8 32"),
     ),
     "gemma2-9b": Workload(
         make=gemma2.gemma2_9b,
         what="Gemma2-9B, sequences of 4096 tokens, AdamW",
-        targets={
-            "v5p-8": {"batch": 8},
-            "v5e-16": {"batch": 16, **HALF},
-            "v6e-8": {"batch": 8, **HALF},
-            "h200x8": {"batch": 16},
-        },
+        targets=_targets("v5p-8 8, v5e-16 16 half, v6e-8 8 half, h200x8 16"),
     ),
     "gemma2-27b": Workload(
         make=gemma2.gemma2_27b,
         what="Gemma2-27B, sequences of 4096 tokens, AdamW",
-        targets={
-            "v5p-8": {"batch": 8, **HALF},
-            "h200x8": {"batch": 16},
-        },
+        targets=_targets("v5p-8 8 half, h200x8 16"),
     ),
     "paligemma2-3b": Workload(
         make=paligemma2.paligemma2_3b,
         what="PaliGemma2-3B, attention fine-tuned, 256 × (256 image + 256 text tokens)",
-        targets={"v5p-8": {}, "v6e-8": {}, "h200x8": {}},
+        targets=_targets("v5p-8, v6e-8, h200x8"),
     ),
     "paligemma2-10b": Workload(
         make=paligemma2.paligemma2_10b,
         what="PaliGemma2-10B, attention fine-tuned, 256 × (256 + 256 tokens)",
-        targets={"v5p-8": {}, "v6e-8": {}, "h200x8": {}},
+        targets=_targets("v5p-8, v6e-8, h200x8"),
     ),
     "paligemma2-28b": Workload(
         make=paligemma2.paligemma2_28b,
         what="PaliGemma2-28B, attention fine-tuned, 256 × (256 + 256 tokens)",
-        targets={"v5p-8": {}, "h200x8": {}},
+        targets=_targets("v5p-8, h200x8"),
     ),
     "mixtral-8x7b": Workload(
         make=mixtral.mixtral_8x7b,
         what="a mixture of experts like Mixtral 8x7B, sequences of 2048 tokens, AdamW",
-        targets={
-            "v5p-16": {"batch": 16, **HALF},
-            "h200x8": {"batch": 16, **HALF},
-        },
+        targets=_targets("v5p-16 16 half, h200x8 16 half"),
     ),
     "vit-g": Workload(
         make=vision.vit_g,
         what="ViT-g/14, images of 224 pixels, AdamW",
-        targets={
-            "v5p-8": {"batch": 1024},
-            "v5e-16": {"batch": 1024},
-            "v6e-8": {"batch": 1024},
-            "h200": {"batch": 256},
-            "h200x8": {"batch": 2048},
-        },
+        targets=_targets("v5p-8 1024, v5e-16 1024, v6e-8 1024, h200 256, h200x8 2048"),
     ),
     "tutorial-layers": Workload(
         make=tutorial_layers.whole,
         what="the tutorial's ten layers (activations, parameters): gradients",
         layer_input=tutorial_layers.NAME,
         donated=(),
-        targets={"h200": {}, "v5p-8": {}},
+        targets=_targets("h200, v5p-8"),
         by_hand={"the tutorial's recipe": _layers_by_hand},
     ),
     "tutorial-adam": Workload(
         make=_adam,
         what="the tutorial's Adam step, four layers of 7168 × 7168",
         donated=(0, 1),
-        targets={"h200": {}, "v5p-8": {}},
+        targets=_targets("h200, v5p-8"),
         by_hand={"the tutorial's recipe": _adam_by_hand},
     ),
 }

@@ -1,25 +1,21 @@
 """Random training steps, planned and unplanned: are the numbers the same?
 
-    python -m benchmarks.differential --programs 10000 --minutes 60
-    python -m benchmarks.differential --only 17            # one program, in words
-    python -m benchmarks.differential --only 17 --shrink   # and made simpler
-    python -m benchmarks.differential --one-by-one         # one unusual part each
-    python -m benchmarks.differential --compile v5p-8,h200 --budgets 2 --programs 300
-    python -m benchmarks.differential --compile plain      # false alarms, if any
-    JAX_PLATFORMS=cuda,cpu python -m benchmarks.differential --attached --out FILE
+    python -m benchmarks differential --programs 10000 --minutes 60
+    python -m benchmarks differential --only 17            # one program, in words
+    python -m benchmarks differential --only 17 --shrink   # and made simpler
+    python -m benchmarks differential --one-by-one         # one unusual part each
+    python -m benchmarks differential --compile v5p-8,h200 --budgets 2 --programs 300
+    python -m benchmarks differential --compile plain      # false alarms, if any
+    JAX_PLATFORMS=cuda,cpu python -m benchmarks differential --attached --out FILE
 
-Writes docs/results/differential.md and .json (with `--compile`, what `--out` names).
-A program is made from one integer. Processes run a program each; one that dies or takes
-too long is a failure with a seed, too. The grammar is in `tests/differential/`.
+Every run is one record, and a table in docs/results/differential.md or what `--out`
+names. A program is made from one integer. Processes run a program each; one that dies
+or takes too long is a failure with a seed, too. The grammar is in
+`tests/differential/`.
 
 With `--attached` programs run on JAX's first device and are planned for it, products at
 their highest precision; programs over several devices are left out.
 """
-
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["STOWAX_CALIBRATION"] = os.path.join(os.devnull, "none")
 
 import argparse
 import contextlib
@@ -27,6 +23,7 @@ import dataclasses
 import gzip
 import importlib.metadata
 import json
+import os
 import pathlib
 import queue
 import select
@@ -40,9 +37,8 @@ from typing import Any
 
 from benchmarks import _record, differential_table
 
-COMMAND = "python -m benchmarks.differential"
+COMMAND = "python -m benchmarks differential"
 PLAIN, ATTACHED = "plain", "attached"
-RESULT = _record.RESULTS / "differential.md"
 SECONDS_OF_A_PROGRAM = 240
 DECISIONS = 6
 """How often decisions are drawn for a program, after its search was judged."""
@@ -73,6 +69,7 @@ def drawn(seed: int) -> tuple[Any, Any]:
 
 
 def _start_jax() -> None:
+    os.environ["STOWAX_CALIBRATION"] = os.path.join(os.devnull, "none")
     import jax
 
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
@@ -301,97 +298,82 @@ def show(seed: int, targets: str, budgets: int, shrink: bool) -> int:
     return int(any(v["outcome"] in FAULTS for v in record["verdicts"]))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--programs", type=int, default=1000)
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--out", type=pathlib.Path, default=RESULT)
-    parser.add_argument(
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--programs", type=int, default=1000)
+    add("--minutes", type=float, default=60)
+    add("--seed", type=int, default=0, help="the first one")
+    add("--processes", type=int, default=2)
+    add("--out", type=pathlib.Path, help="the table; by default beside the records")
+    add(
         "--keep",
         type=pathlib.Path,
         metavar="FILE",
-        help="records of every program; what is there counts, and is not run again",
+        help="every program's verdicts; what is there counts, and is not run again",
     )
-    parser.add_argument("--only", type=int, help="this seed alone, in words")
-    parser.add_argument("--shrink", action="store_true", help="with --only")
-    parser.add_argument(
-        "--one-by-one", action="store_true", help="one unusual part each, no seeds"
-    )
-    parser.add_argument("--compile", default="", help="targets that are not there")
-    parser.add_argument("--budgets", type=int, default=2)
-    parser.add_argument(
+    add("--only", type=int, help="this seed alone, in words")
+    add("--shrink", action="store_true", help="with --only")
+    add("--one-by-one", action="store_true", help="one unusual part each, no seeds")
+    add("--compile", default="", help="targets that are not there")
+    add("--budgets", type=int, default=2)
+    add(
         "--attached",
         action="store_const",
         dest="compile",
         const=ATTACHED,
         help="run them on JAX's first device, planned for it",
     )
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    return parser
+    add("--work", action="store_true", help=argparse.SUPPRESS)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def run(asked: argparse.Namespace, records: _record.Records) -> int:
     """Runs the campaign; 1 if anything is wrong or foreign."""
-    asked = _parser().parse_args(arguments)
     if asked.work:
         work(asked.compile, asked.budgets)
         return 0
     if asked.only is not None:
         _start_jax()
         return show(asked.only, asked.compile, asked.budgets, asked.shrink)
-    more = ["--compile", asked.compile, "--budgets", str(asked.budgets)]
-    named = COMMAND + "".join(
-        f" --{name} {value}"
-        for name, value in (
-            ("compile", asked.compile != ATTACHED and asked.compile),
-            ("keep", asked.keep and asked.keep.name),
-            ("seed", not asked.keep and asked.seed),
+
+    def say(found: list[dict[str, Any]]) -> None:
+        if len(found) % 25 == 0:
+            print(differential_table.one_line(found), flush=True)
+
+    with _Kept(asked.keep) as kept:
+        found = campaign(
+            [seed for seed in _seeds(asked) if seed not in kept.seeds],
+            asked.minutes,
+            asked.processes,
+            ["--compile", asked.compile, "--budgets", str(asked.budgets)],
+            lambda programs: say(kept.added(programs)),
         )
-        if value
-    )
-    if asked.one_by_one:
-        named += " --one-by-one"
-    if asked.compile == ATTACHED:
-        named += " --attached"
+        kept.pack(found)
+        found = kept.known + found
+    write(found, asked, records)
+    print(differential_table.one_line(found))
+    return int(differential_table.has_faults(found))
 
-    def write(records: list[dict[str, Any]]) -> None:
-        command = f"{named} --programs {len(records)}"
-        targets = "" if asked.compile in (PLAIN, ATTACHED) else asked.compile
-        table = differential_table.table(records, command, targets)
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(table)
-        asked.out.with_suffix(".json").write_text(
-            json.dumps(differential_table.failures(records), indent=1) + "\n"
-        )
 
-    def say(records: list[dict[str, Any]]) -> None:
-        if len(records) % 25 == 0:
-            print(differential_table.one_line(records), flush=True)
-            write(records)
-
-    seeds = range(asked.seed, asked.seed + asked.programs)
+def _seeds(asked: argparse.Namespace) -> Any:
     if asked.one_by_one:
         from tests.differential.programs import one_by_one
 
-        seeds = range(-1, -1 - len(one_by_one()), -1)
+        return range(-1, -1 - len(one_by_one()), -1)
+    seeds = range(asked.seed, asked.seed + asked.programs)
     if asked.compile == ATTACHED:
-        seeds = [seed for seed in seeds if drawn(seed)[0].mesh in _ON_ONE_DEVICE]
-    with _Kept(asked.keep) as kept:
-        records = campaign(
-            [seed for seed in seeds if seed not in kept.seeds],
-            asked.minutes,
-            asked.processes,
-            more,
-            lambda records: say(kept.added(records)),
-        )
-        kept.pack(records)
-        records = kept.known + records
-    write(records)
-    print(differential_table.one_line(records))
-    return int(differential_table.has_faults(records))
+        return [seed for seed in seeds if drawn(seed)[0].mesh in _ON_ONE_DEVICE]
+    return seeds
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def write(
+    found: list[dict[str, Any]], asked: argparse.Namespace, records: _record.Records
+) -> None:
+    """The table of a run, and its record."""
+    out = asked.out or records.path.with_suffix(".md")
+    cell = out.stem
+    targets = "" if asked.compile in (PLAIN, ATTACHED) else asked.compile
+    status = "compiled" if targets else "measured"
+    records.add(cell, differential_table.figures(found), status)
+    provenance = _record.provenance_text([records.lines[cell]], records.command)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(differential_table.table(found, provenance, targets))

@@ -47,17 +47,27 @@ def classes(
     return sorted(alike, key=lambda one: (-len(one[2]), one[0], one[1]))
 
 
-def failures(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every class of failures with all its seeds and one message, for machines.
+def figures(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record of a run: outcomes, and every class of failures with its seeds.
 
     Paths in messages begin in the checkout.
     """
-    root = str(_record.RESULTS.parents[1]) + "/"
-    short = lambda message: message.replace(root, "")
-    return [
-        {"outcome": outcome, "kind": kind, "seeds": seeds, "message": short(message)}
-        for outcome, kind, seeds, message in classes(records, (*FAULTS, "refused"))
-    ]
+    root = str(_record.ROOT) + "/"
+    found = outcomes(records)
+    return {
+        "programs": len(records),
+        "plans": found.total(),
+        "outcomes": {name: found[name] for name in OUTCOMES},
+        "failures": [
+            {
+                "outcome": outcome,
+                "kind": kind,
+                "seeds": seeds,
+                "message": message.replace(root, ""),
+            }
+            for outcome, kind, seeds, message in classes(records, (*FAULTS, "refused"))
+        ],
+    }
 
 
 def common(records: list[dict[str, Any]], seeds: list[int]) -> str:
@@ -111,26 +121,7 @@ def _counted(texts: Any) -> str:
     return "\n".join(f"- {n} × {_cell(text)}" for text, n in found) or "None."
 
 
-_RUN = """of each program one that
-`stowax.plan` makes for what is wished, then some whose decisions are drawn at random
-for every value and every part of the state. *Planned*: the plan moves or recomputes
-something, and five steps give the plain step's numbers. *As written*: the plan changes
-nothing. *Refused*: an error of stowax's own. *Wrong*: numbers differ by more than
-rounding. *Foreign*: any other error where the plain step works. *Same error*: the plain
-step fails, too. Pins that hold for nothing in a program are left out. One program
-again: `python -m benchmarks.differential --only SEED`."""
-
-_COMPILED = """for machines that are not
-there, of 75 % and 50 % of what the step takes on them as it is written. *Planned*: the
-plan moves or recomputes something, and its program, compiled once more apart from the
-plan, stays within the budget where the plan says that it fits, and has no arithmetic on
-the host that the plan does not name. *As written*: the plan changes nothing. *Wrong*: a
-promise is broken, or the compiler refuses the program. *Refused*, *foreign*: an error
-of stowax's own, and any other, where the plain step compiles. One program again:
-`python -m benchmarks.differential --only SEED --compile TARGETS`."""
-
-
-def table(records: list[dict[str, Any]], command: str, targets: str = "") -> str:
+def table(records: list[dict[str, Any]], provenance: str, targets: str = "") -> str:
     """The page: outcomes, failures by class, refusals by class, outcomes by feature.
 
     **Arguments:** `targets` are those that the programs were compiled for, if they were
@@ -144,34 +135,20 @@ def table(records: list[dict[str, Any]], command: str, targets: str = "") -> str
     every = [verdict for record in records for verdict in record["verdicts"]]
     left = _counted(text for verdict in every for text in verdict.get("left", ()))
     warnings = _counted(text for verdict in every for text in verdict.get("warned", ()))
-    title = f"compiled for {targets}" if targets else "planned and unplanned"
-    how = _COMPILED if targets else _RUN
-    return f"""# Random training steps, {title}
-
-{_record.provenance_text(command)}
-{len(records)} random programs under {len(every)} plans: {how}
-
-| outcome | verdicts | share |
-|---|--:|--:|
-{summary}
-
-## Wrong and foreign, the most frequent first
-
-{_by_class(records, FAULTS)}
-
-## Refused
-
-{_by_class(records, ("refused",))}
-
-## Left as it is written
-
-{left}
-
-## Warnings that the plain step does not give
-
-{warnings}
-
-## By feature
-
-{_by_feature(records)}
-"""
+    kind = "differential_compiled" if targets else "differential"
+    return (
+        (_record.PAGES / f"{kind}.md")
+        .read_text()
+        .format(
+            targets=targets,
+            made=provenance.rstrip("\n"),
+            programs=len(records),
+            plans=len(every),
+            summary=summary,
+            faults=_by_class(records, FAULTS),
+            refused=_by_class(records, ("refused",)),
+            left=left,
+            warnings=warnings,
+            features=_by_feature(records),
+        )
+    )

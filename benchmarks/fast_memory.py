@@ -5,33 +5,24 @@ memory for each kernel. Policies gain by that option, too. For each workload and
 target one plan, and the best hand-written policy of `comparison` that fits, compiled
 with the option and without.
 
-    python -m benchmarks.fast_memory                           all cases
-    python -m benchmarks.fast_memory --case llama2-13b v5p-8   one of them, again
+    python -m benchmarks fast_memory --fresh --case "llama2-13b, v5p-8"
 
-Writes docs/results/fast_memory.json and docs/results/fast_memory.md. `comparison` has
-to have the policies of a case.
+`comparison` has to have the policies of a case.
 """
 
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import argparse
-import json
-import sys
 from typing import Any
 
 import jax
 
 import stowax
 from benchmarks import _record, comparison_cells
-from benchmarks.comparison import LINES, policy_cell
+from benchmarks._record import cell_name, say
+from benchmarks.comparison import policy_cell
 from benchmarks.comparison_programs import FOLDER
 from benchmarks.comparison_workloads import made
 from stowax._survey._options import fast_memory_kib, more_fast_memory
 
-COMMAND = "python -m benchmarks.fast_memory"
-RESULT = _record.RESULTS / "fast_memory.json"
 CASES = {
     ("llama2-13b", "v5p-8"): None,
     ("paligemma2-3b", "v5p-8"): "60GiB",
@@ -42,13 +33,10 @@ CASES = {
 is: what fits is left alone."""
 
 
-def quiet(line: str) -> None:
-    print(f"    {line}", file=sys.stderr, flush=True)
-
-
 def best_by_hand(name: str, target: Any, budget: int) -> str:
     """The policy of `comparison` that is the fastest of those that fit."""
-    lines = comparison_cells.series(_record.read_lines(LINES))[name, target.name]
+    known = _record.Records("comparison", "simulated").cells.values()
+    lines = comparison_cells.series(known)[name, target.name]
     limits = budget, target.host_bytes
     fitting = [
         line
@@ -64,7 +52,7 @@ def case(name: str, place: str) -> dict[str, Any]:
     jax.clear_caches()
     watch = _record.Stopwatch()
     step, specs = made(name, target)
-    options = {"target": target, "cache": FOLDER, "progress": quiet}
+    options = {"target": target, "cache": FOLDER, "progress": say}
     plan = stowax.plan(step, *specs, budget=CASES[name, place], **options)
     *usual, more = plan.trials
     before = min(
@@ -91,26 +79,8 @@ def case(name: str, place: str) -> dict[str, Any]:
         "policy_seconds": [line["step_seconds"] for line in by_hand],
         "policy_bytes": [line["device_bytes"] for line in by_hand],
         "policy_compiling_seconds": [line["compiling_seconds"] for line in by_hand],
-        "date": _record.today(),
         **watch.seconds(),
     }
-
-
-_HEAD = (
-    "workload",
-    "target",
-    "budget GiB",
-    "fast memory of a kernel, MiB",
-    "plan, step s",
-    "ratio",
-    "GiB",
-    "best policy by hand",
-    "its step s",
-    "ratio",
-    "GiB",
-    "plan / policy",
-    "compiling s, plan",
-)
 
 
 def _pair(values: list[Any], text: Any) -> str:
@@ -121,57 +91,44 @@ def _ratio(values: list[float]) -> float:
     return values[1] / values[0]
 
 
-def _row(found: dict[str, Any]) -> list[str]:
-    plan, policy = found["plan_seconds"], found["policy_seconds"]
-    return [
-        found["workload"],
-        found["target"],
-        _record.gib(found["budget_bytes"]),
-        _pair(found["fast_memory_kib"], lambda kib: f"{kib // 1024}"),
-        _pair(plan, _record.seconds_text),
-        f"{_ratio(plan):.3f}",
-        _pair(found["plan_bytes"], _record.gib),
-        found["policy"],
-        _pair(policy, _record.seconds_text),
-        f"{_ratio(policy):.3f}",
-        _pair(found["policy_bytes"], _record.gib),
-        " → ".join(f"{a / b:.3f}" for a, b in zip(plan, policy, strict=True)),
-        _pair(found["plan_compiling_seconds"], lambda seconds: f"{seconds:.0f}"),
-    ]
+_COLUMNS = {
+    "workload": lambda c: c["workload"],
+    "target": lambda c: c["target"],
+    "budget GiB": lambda c: _record.gib(c["budget_bytes"]),
+    "fast memory of a kernel, MiB": lambda c: _pair(
+        c["fast_memory_kib"], lambda kib: f"{kib // 1024}"
+    ),
+    "plan, step s": lambda c: _pair(c["plan_seconds"], _record.seconds_text),
+    "ratio": lambda c: f"{_ratio(c['plan_seconds']):.3f}",
+    "GiB": lambda c: _pair(c["plan_bytes"], _record.gib),
+    "best policy by hand": lambda c: c["policy"],
+    "its step s": lambda c: _pair(c["policy_seconds"], _record.seconds_text),
+    "its ratio": lambda c: f"{_ratio(c['policy_seconds']):.3f}",
+    "its GiB": lambda c: _pair(c["policy_bytes"], _record.gib),
+    "plan / policy": lambda c: " → ".join(
+        f"{a / b:.3f}"
+        for a, b in zip(c["plan_seconds"], c["policy_seconds"], strict=True)
+    ),
+    "compiling s, plan": lambda c: _pair(
+        c["plan_compiling_seconds"], lambda seconds: f"{seconds:.0f}"
+    ),
+}
 
 
-def write(cases: list[dict[str, Any]]) -> None:
-    """The JSON and the table."""
-    _record.write_json(RESULT, _record.provenance(COMMAND) | {"cases": cases})
-    dates = [found["date"] for found in cases]
-    text = [
-        "# More of a TPU's fast memory, the last program of a plan\n",
-        _record.provenance_text(COMMAND, dates=dates),
-        "Before the arrow what libtpu gives a "
-        "kernel by default, behind it what the last program of a plan has. Bytes are "
-        "per chip, seconds simulated from the compiled schedules; compiling is of the "
-        "wall, 0 where a program was kept.\n",
-        _record.table(_HEAD, map(_row, cases)),
-    ]
-    RESULT.with_suffix(".md").write_text("\n".join(text))
+def page(records: _record.Records) -> str:
+    """The table."""
+    whole = [found for found in records.cells.values() if "error" not in found]
+    return _record.page_text(records, table=_record.columns(_COLUMNS, whole))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--case", action="append", nargs=2, metavar=("WORKLOAD", "TARGET")
+        "--case", action="append", choices=[cell_name(*c) for c in CASES]
     )
-    asked = [tuple(one) for one in parser.parse_args().case or ()]
-    if unknown := [one for one in asked if one not in CASES]:
-        known_names = ", ".join(map(" ".join, CASES))
-        parser.error(f"--case {' '.join(unknown[0])}: not one of {known_names}")
-    old = json.loads(RESULT.read_text())["cases"] if RESULT.exists() else []
-    known = {(found["workload"], found["target"]): found for found in old}
-    for one in asked or CASES:
-        print(" ".join(one), file=sys.stderr, flush=True)
-        known[one] = case(*one)
-        write(list(known.values()))
 
 
-if __name__ == "__main__":
-    main()
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """The cases that were asked for."""
+    for one in CASES:
+        if cell_name(*one) in (asked.case or [cell_name(*one)]):
+            records.made(cell_name(*one), lambda c=one: case(*c))

@@ -1,10 +1,9 @@
 """What plans promise, held against a real GPU: sized for one H200, in chunks.
 
-    python -m benchmarks.gpu --minutes 9          begins, or goes on where it stopped
-    python -m benchmarks.gpu --part hazards       only these parts (any number of them)
-    python -m benchmarks.gpu --retry              tries again what ended in an error
-    python -m benchmarks.gpu --table              only writes the table again
-    python -m benchmarks.gpu --tiny --output FILE all parts in tiny sizes, on the CPU
+    python -m benchmarks gpu --minutes 9          begins, or goes on where it stopped
+    python -m benchmarks gpu --part hazards       only these parts (any number of them)
+    python -m benchmarks gpu --retry              tries again what ended in an error
+    python -m benchmarks gpu --tiny --output FILE all parts in tiny sizes, on the CPU
 
 Parts: calibration (`stowax.calibrate`, whose rates all later cells plan with); hazards
 (known faults of XLA, planted: `gpu_hazards`); tutorial (its three examples:
@@ -13,8 +12,8 @@ Parts: calibration (`stowax.calibrate`, whose rates all later cells plan with); 
 
 Every cell is a process of its own: its peak of device memory is its own then, and a
 compiler or a driver that ends the process ends one cell. Nothing needs the network.
-Writes docs/results/gpu.json after every cell and docs/results/gpu.md; plans, and traces
-with their programs, are kept in `.gpu/`. Without a GPU it says so and exits with 2.
+Plans, and traces with their programs, are kept in `.gpu/`. Without a GPU it says so and
+exits with 2.
 """
 
 import argparse
@@ -40,10 +39,8 @@ from benchmarks import (
 )
 from benchmarks.gpu_cells import TRACE, Cell, Context, Row
 
-COMMAND = "python -m benchmarks.gpu"
 PARTS = ("calibration", "hazards", "tutorial", "measured", "gate", "llama")
-RESULT = _record.RESULTS / "gpu.json"
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+DEVICE = "device"
 MOST_SECONDS = 540.0
 """A cell that takes longer is stopped; `--minutes` stops it earlier."""
 _SECONDS_TO_START = 15.0
@@ -106,12 +103,12 @@ def in_child(arguments: list[str], folder: pathlib.Path, limit: float) -> Any:
         **os.environ,
     }
     log = folder / "cell.log"
-    command = [sys.executable, "-m", "benchmarks.gpu", "--folder", str(folder)]
+    command = [sys.executable, "-m", "benchmarks", "gpu", "--folder", str(folder)]
     with log.open("w") as said:
         try:
             done = subprocess.run(
                 [*command, "--answer", str(answer), *arguments],
-                cwd=ROOT,
+                cwd=_record.ROOT,
                 env=environment,
                 stdout=said,
                 stderr=said,
@@ -140,36 +137,22 @@ def isolated(
         return row | {"stopped": isinstance(error, TimeoutError)}
 
 
-class Results:
-    """The JSON: read at the start, whole on disk after every cell."""
-
-    def __init__(self, path: pathlib.Path):
-        self.path = path
-        self.data: dict[str, Any] = {"command": COMMAND, "device": None, "cells": {}}
-        if path.exists():
-            self.data = json.loads(path.read_text())
-
-    @property
-    def cells(self) -> dict[str, Row]:
-        """Every row by the cell's key."""
-        return self.data["cells"]
-
-    def belongs_to(self, found: dict[str, Any]) -> None:
-        """Takes down the device; ends the run if other cells are of another one."""
-        known = self.data["device"]
-        if known and known["device"] != found["device"]:
-            sys.exit(
-                f"{self.path} has cells of {known['device']}, and this is "
-                f"{found['device']}. Write elsewhere (--output)."
-            )
-        self.data["device"] = found
-
-    def add(self, key: str, row: Row) -> None:
-        """Adds a row with its date and versions, and writes everything."""
-        where = self.data["device"] or {}
-        row = {**row, "device": where.get("device"), "date": _record.today()}
-        self.cells[key] = {**row, "versions": _record.versions()}
-        _record.write_json(self.path, self.data)
+def belongs_to(found: Row, records: _record.Records) -> None:
+    """Takes down the device; ends the run if other cells are of another one."""
+    known = records.cells.get(DEVICE)
+    if known and known["device"] != found["device"]:
+        sys.exit(
+            f"{records.path} has cells of {known['device']}, and this is "
+            f"{found['device']}. Write elsewhere (--output)."
+        )
+    memory = found["device_bytes"]
+    with_memory = f" with {_record.gib(memory)} GiB" if memory else ""
+    records.machine = (
+        f"machine with one {found['device']}{with_memory} "
+        f"({found['platform_version']}), {found['cores']} processor cores"
+    )
+    if known != found:
+        records.add(DEVICE, found)
 
 
 def to_do(arguments: argparse.Namespace, known: dict[str, Row]) -> list[Cell]:
@@ -187,11 +170,11 @@ def to_do(arguments: argparse.Namespace, known: dict[str, Row]) -> list[Cell]:
     ]
 
 
-def run(arguments: argparse.Namespace, results: Results) -> bool:
+def _run_cells(arguments: argparse.Namespace, records: _record.Records) -> bool:
     """Cell after cell until all are done, or no time is left; whether all are."""
     started = time.monotonic()
     seconds = float("inf") if arguments.minutes is None else 60 * arguments.minutes
-    cells = to_do(arguments, results.cells)
+    cells = to_do(arguments, records.cells)
     for number, cell in enumerate(cells):
         left = seconds - (time.monotonic() - started)
         # The first of a chunk has all the time there is, or it would never begin.
@@ -201,19 +184,18 @@ def run(arguments: argparse.Namespace, results: Results) -> bool:
         print(f"{cell.key} ({number + 1} of {len(cells)})", file=sys.stderr, flush=True)
         folder = arguments.folder
         if arguments.tiny:
-            context = Context(tiny=True, folder=folder, found=results.cells)
+            context = Context(tiny=True, folder=folder, found=records.cells)
             row = work_on(cell, context)
         else:
-            _restore_calibration(folder, results.cells)
+            _restore_calibration(folder, records.cells)
             limit = min(MOST_SECONDS, max(left, 30.0))
-            row = isolated(cell, folder, results.path, False, limit)
+            row = isolated(cell, folder, records.path, False, limit)
             if row.get("stopped") and number:  # the next chunk has more time for it
                 print("    no time was left; call again", file=sys.stderr)
                 return False
-        results.add(cell.key, row)
+        records.add(cell.key, row)
         summary = row.get("error", "").splitlines()[:1] or [f"{row['cell_seconds']} s"]
-        print(f"    {summary[0]}", file=sys.stderr, flush=True)
-        gpu_table.write(results.path)
+        _record.say(summary[0])
     return True
 
 
@@ -229,69 +211,51 @@ def _restore_calibration(folder: pathlib.Path, found: dict[str, Row]) -> None:
     _record.write_json(path / "calibration.json", {**rates, "host": host_name()})
 
 
-def answer(arguments: argparse.Namespace) -> int:
+def answer(asked: argparse.Namespace, records: _record.Records) -> int:
     """In a child: one cell, or the device, to the file that was asked for."""
-    if arguments.cell is None:
-        _record.write_json(arguments.answer, device())
+    if asked.cell is None:
+        _record.write_json(asked.answer, device())
         return 0
-    cells = {cell.key: cell for cell in all_cells(arguments.tiny)}
-    found = Results(arguments.output).cells
-    context = Context(tiny=arguments.tiny, folder=arguments.folder, found=found)
-    name = "".join(c if c.isalnum() else "-" for c in arguments.cell)
-    os.environ.setdefault(TRACE, str(arguments.folder / "traces" / name))
-    _record.write_json(arguments.answer, work_on(cells[arguments.cell], context))
+    cells = {cell.key: cell for cell in all_cells(asked.tiny)}
+    context = Context(tiny=asked.tiny, folder=asked.folder, found=records.cells)
+    name = "".join(c if c.isalnum() else "-" for c in asked.cell)
+    os.environ.setdefault(TRACE, str(asked.folder / "traces" / name))
+    _record.write_json(asked.answer, work_on(cells[asked.cell], context))
     return 0
 
 
-def parsed(given: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", action="append", choices=PARTS)
     parser.add_argument("--minutes", type=float, help="begin nothing that takes longer")
     parser.add_argument("--retry", action="store_true", help="errors, too")
-    parser.add_argument("--fresh", action="store_true", help="do what is there again")
-    parser.add_argument("--table", action="store_true", help="only write the table")
     parser.add_argument("--tiny", action="store_true", help="on a CPU; tests nothing")
-    parser.add_argument("--output", type=pathlib.Path, help=f"instead of {RESULT}")
-    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / ".gpu")
+    parser.add_argument("--folder", type=pathlib.Path, default=_record.ROOT / ".gpu")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=pathlib.Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(given)
-    if arguments.tiny and arguments.output is None:
-        parser.error("--tiny needs --output: docs/results/ is for a GPU's figures")
-    arguments.output = arguments.output or RESULT
-    return arguments
 
 
-def main(given: list[str] | None = None) -> int:
+def run(asked: argparse.Namespace, records: _record.Records) -> int:
     """Runs what was asked for; 0: all of it is there, 3: call again, 2: no GPU."""
-    arguments = parsed(given)
-    if arguments.answer is not None:
-        return answer(arguments)
-    results = Results(arguments.output)
-    if not arguments.table:
-        if arguments.tiny:
-            found = device()
-        else:
-            found = {}
-            with contextlib.suppress(OSError):
-                found = in_child([], arguments.folder, 120)
-            if found.get("platform") not in ("gpu", "cuda"):
-                print(
-                    "benchmarks.gpu needs an attached NVIDIA GPU, and JAX has "
-                    f"{found.get('device', 'no device')} here. `--tiny --output FILE` "
-                    "runs every part in tiny sizes on the CPU.",
-                    file=sys.stderr,
-                )
-                return 2
-        results.belongs_to(found)
-        results.data["tiny"] = arguments.tiny
-        done = run(arguments, results)
-        gpu_table.write(results.path)
-        return 0 if done else 3
-    gpu_table.write(results.path)
-    return 0
+    if asked.answer is not None:
+        sys.exit(answer(asked, records))  # the table is the parent's
+    if asked.tiny and asked.output is None:
+        sys.exit("--tiny needs --output: docs/results/ is for a GPU's figures")
+    found: Row = {}
+    if asked.tiny:
+        found = device() | {"tiny": True}
+    else:
+        with contextlib.suppress(OSError):
+            found = in_child([], asked.folder, 120)
+        if found.get("platform") not in ("gpu", "cuda"):
+            print(
+                "The benchmark needs an attached NVIDIA GPU, and JAX has "
+                f"{found.get('device', 'no device')} here. `--tiny --output FILE` "
+                "runs every part in tiny sizes on the CPU.",
+                file=sys.stderr,
+            )
+            return 2
+    belongs_to(found, records)
+    return 0 if _run_cells(asked, records) else 3
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+page = gpu_table.page

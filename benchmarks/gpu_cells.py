@@ -63,6 +63,19 @@ class Cell:
         return f"{self.part}: {self.name}"
 
 
+def each(part: str, seconds: float, name: Any, work: Any, given: Any) -> list[Cell]:
+    """A cell for each of what is `given`: its name, and its work with it."""
+    return [
+        Cell(
+            part=part,
+            name=name(one),
+            work=functools.partial(work, one),
+            seconds=seconds,
+        )
+        for one in given
+    ]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A step, the specs of its state and batch, and how it is planned."""

@@ -6,7 +6,6 @@ since what it takes does not depend on a budget, only whether it fits does.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 from benchmarks import comparison_policies
@@ -18,6 +17,7 @@ from benchmarks.gpu_cells import (
     Workload,
     compile_by_hand,
     compiled_figures,
+    each,
     gate,
     plan_of,
     run_and_measure,
@@ -114,47 +114,19 @@ TINY_POLICIES = ("nothing_saveable", "layer input offloaded")
 TINY_BUDGETS = (3,)
 
 
-def budgets(tiny: bool) -> tuple[int, ...]:
-    """Which of the budgets are planned for."""
-    return TINY_BUDGETS if tiny else tuple(range(BUDGETS))
-
-
 def cells(tiny: bool) -> list[Cell]:
     """The ends, the policies, the plans."""
     policies = comparison_policies.policies(_named.LAYER_INPUT)
-    names: list[str | None] = [None, *(TINY_POLICIES if tiny else policies)]
-    ends = Cell(part=PART, name=SMALLEST, work=smallest, seconds=120)
+    names = [None, *(TINY_POLICIES if tiny else policies)]
+    budgets = TINY_BUDGETS if tiny else range(BUDGETS)
     return [
-        ends,
-        *(
-            Cell(
-                part=PART,
-                name=name or WRITTEN,
-                work=functools.partial(by_hand, name),
-                seconds=75,
-            )
-            for name in names
-        ),
-        *(
-            Cell(
-                part=PART,
-                name=plan_name(cell),
-                work=functools.partial(planned, cell),
-                seconds=150,
-            )
-            for cell in budgets(tiny)
-        ),
+        Cell(part=PART, name=SMALLEST, work=smallest, seconds=120),
+        *each(PART, 75, lambda name: name or WRITTEN, by_hand, names),
+        *each(PART, 150, plan_name, planned, budgets),
     ]
 
 
 def gate_cells(tiny: bool) -> list[Cell]:
     """The gate on every plan; last of all, as they take longest."""
-    return [
-        Cell(
-            part="gate",
-            name=f"{PART}, {plan_name(cell)}",
-            work=functools.partial(gated, cell),
-            seconds=300,
-        )
-        for cell in (() if tiny else range(BUDGETS))
-    ]
+    named = lambda cell: f"{PART}, {plan_name(cell)}"
+    return each("gate", 300, named, gated, () if tiny else range(BUDGETS))

@@ -6,7 +6,6 @@ Measured against simulated is held on a transformer of 0.3 billion parameters
 """
 
 import dataclasses
-import functools
 
 import jax
 
@@ -19,6 +18,7 @@ from benchmarks.gpu_cells import (
     Workload,
     compile_by_hand,
     compiled_figures,
+    each,
     gate,
     here,
     plan_of,
@@ -120,39 +120,16 @@ def calibration_cells() -> list[Cell]:
 
 def measured_cells(tiny: bool) -> list[Cell]:
     """The transformer as it is written, and at its budgets."""
-    return [
-        Cell(part="measured", name=PLAIN, work=plain, seconds=25),
-        *(
-            Cell(
-                part="measured",
-                name=name_of(part),
-                work=functools.partial(planned, part),
-                seconds=45,
-            )
-            for part in parts(tiny)
-        ),
-    ]
+    written = Cell(part="measured", name=PLAIN, work=plain, seconds=25)
+    return [written, *each("measured", 45, name_of, planned, parts(tiny))]
 
 
 def gate_cells(tiny: bool) -> list[Cell]:
     """The gate on the tutorial's plans and the transformer's."""
+    examples = list(gpu_tutorial.EXAMPLES)[: 1 if tiny else None]
+    named = lambda example: f"{gpu_tutorial.PART}, {example}"
+    budgets = () if tiny else PARTS_OF_PLAIN
     return [
-        *(
-            Cell(
-                part="gate",
-                name=f"{gpu_tutorial.PART}, {example}",
-                work=functools.partial(gated_tutorial, example),
-                seconds=120,
-            )
-            for example in list(gpu_tutorial.EXAMPLES)[: 1 if tiny else None]
-        ),
-        *(
-            Cell(
-                part="gate",
-                name=name_of(part),
-                work=functools.partial(gated, part),
-                seconds=90,
-            )
-            for part in (() if tiny else PARTS_OF_PLAIN)
-        ),
+        *each("gate", 120, named, gated_tutorial, examples),
+        *each("gate", 90, name_of, gated, budgets),
     ]

@@ -1,12 +1,10 @@
-"""The table of `benchmarks.gpu`: what its JSON says, section by section.
+"""The table of `benchmarks.gpu`: what its records say, section by section.
 
 A cell that ended in an error is a row like any other, and listed with its error below.
 """
 
 import itertools
-import json
 import math
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,19 +24,14 @@ TINY = (
 )
 
 
-def write(path: pathlib.Path) -> None:
-    """Writes the table of the JSON at `path` beside it."""
-    data = json.loads(path.read_text())
-    path.with_suffix(".md").write_text(text(data))
-
-
-def text(data: dict[str, Any]) -> str:
+def page(records: _record.Records) -> str:
     """The whole page."""
-    cells: Cells = data["cells"]
+    cells: Cells = {**records.cells}
+    tiny = cells.pop("device", {}).get("tiny")
     parts = [
         "# On a real GPU\n",
-        TINY if data.get("tiny") else "",
-        _provenance(data),
+        TINY if tiny else "",
+        records.provenance(),
         _calibration(cells),
         _hazards(cells),
         _tutorial(cells),
@@ -49,23 +42,6 @@ def text(data: dict[str, Any]) -> str:
         _failed(cells),
     ]
     return "\n".join(part for part in parts if part)
-
-
-def _provenance(data: dict[str, Any]) -> str:
-    cells, where = data["cells"].values(), data["device"] or {}
-    dates = sorted({row["date"] for row in cells})
-    found = {json.dumps(row["versions"], sort_keys=True) for row in cells}
-    versions = [
-        ", ".join(f"{name} {version}" for name, version in json.loads(one).items())
-        for one in sorted(found)
-    ]
-    memory = f" with {gib(where['device_bytes'])} GiB" if where["device_bytes"] else ""
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return (
-        f"Made by `{data['command']}` on one {where['device']}{memory} "
-        f"({where['platform_version']}), {where['cores']} processor cores, {when}; "
-        f"{'; or '.join(versions)}.\n"
-    )
 
 
 def _ms(seconds: float | None) -> str:
@@ -147,14 +123,6 @@ def _hazards(cells: Cells) -> str:
         f"largest of any entry, as a part of its array's largest. Above "
         f"{gpu_hazards.TOLERANCE:g} it is wrong.\n\n" + _record.table(head, rows)
     )
-
-
-def gpu_hazards_tolerance(cells: Cells) -> float:
-    """The tolerance that the cells were judged by."""
-    found = [
-        row["tolerance"] for _, row in _of_part(cells, "hazards") if "lines" in row
-    ]
-    return max(found)
 
 
 def apart(losses: list[float], others: list[float]) -> float | None:

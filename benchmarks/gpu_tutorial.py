@@ -3,7 +3,7 @@
 - activations: ten layers of 4096 × 16384 and back in bfloat16, 16,384 rows, as on the
   tutorial's third page; by hand the policy there that offloads every layer's input, a
   plan for the memory that it takes.
-- parameters: the sixteen layers of `benchmarks.host_weights`, scanned; by hand each
+- parameters: the sixteen layers of `models.host_layers`, scanned; by hand each
   layer is fetched twice, and updated alone in a loop, in place.
 - optimizer state: the four layers of `models.adam_tutorial`; by hand the published
   recipe. The rate is small, so that the steps mean something.
@@ -13,6 +13,7 @@ that does to the losses is what no other program can be held to.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from benchmarks.gpu_cells import (
     Workload,
     compile_by_hand,
     compiled_figures,
+    each,
     filled,
     placed,
     plan_of,
@@ -210,13 +212,5 @@ def work(example: str, way: str, context: Context, row: Row) -> None:
 
 def cells() -> list[Cell]:
     """The ways to run each of the three examples."""
-    return [
-        Cell(
-            part=PART,
-            name=f"{example}, {way}",
-            work=functools.partial(work, example, way),
-            seconds=30,
-        )
-        for example in EXAMPLES
-        for way in WAYS
-    ]
+    pairs = list(itertools.product(EXAMPLES, WAYS))
+    return each(PART, 30, ", ".join, lambda pair, *rest: work(*pair, *rest), pairs)

@@ -3,25 +3,13 @@
 Five training steps, each for four chips: device totals beside `memory_analysis()`, the
 rebuilt peak beside XLA's own, and the part of the bytes at the peak that carry a role
 and a source line. Then Llama2-13B under a plan: the time that inspecting takes beyond
-compiling, and the page made of it, opened in a headless Chromium where there is one.
+compiling, and the size of the page made of it.
 
-    python -m benchmarks.inspection
-    python -m benchmarks.inspection --programs-only
-
-Writes docs/results/inspection.json and docs/results/inspection.md.
+    python -m benchmarks inspection --programs-only
 """
-
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
 import dataclasses
-import json
-import pathlib
-import shutil
-import sys
-import tempfile
 import time
 from typing import Any
 
@@ -29,14 +17,12 @@ import jax
 
 import stowax
 from benchmarks import _record
-from benchmarks._record import gib
+from benchmarks._record import cell_name, gib, say
 from benchmarks.budgets import LOW_EFFORT, SIZES, TWO_STACKS
 from benchmarks.models import MODELS, llama
 from stowax._target._compiled import LoweredProgram
 from stowax.report import inspection_page
 
-COMMAND = "python -m benchmarks.inspection"
-RESULT = _record.RESULTS / "inspection.json"
 TARGETS = ("v5p-8", "v5e-4", "h200", "a100-80")
 NAMES = (
     "scan_transformer",
@@ -48,8 +34,9 @@ NAMES = (
 SHORT = {"width": 1024, "heads": 8, "feed_forward": 2816, "batch": 16}
 """So small that everything fits the 16 GiB of a v5e."""
 
-PEAK_BAR, SOURCE_BAR, SECONDS_BAR, PAGE_BAR, OPEN_BAR = 0.01, 0.95, 10.0, 5e6, 2.0
+PEAK_BAR, SOURCE_BAR, SECONDS_BAR, PAGE_BAR = 0.01, 0.95, 10.0, 5e6
 BUDGET = "90GiB"
+LARGE = "Llama2-13B, planned"
 
 
 def step_of(model: str) -> tuple[Any, tuple[Any, ...]]:
@@ -144,112 +131,39 @@ def llama_13b(saved: str | None) -> dict[str, Any]:
         "peak_bytes": found.memory_timeline.peak_bytes,
         "compiler_peak_bytes": found.memory_timeline.compiler_peak_bytes,
         "page_bytes": len(page.encode()),
-        "page_seconds": opening_seconds(page),
         "copies_as_planned": all(check.as_planned for check in found.copies),
         "copies": len(found.copies),
         "hazards": [[h.kind, h.seconds] for h in found.hazards],
-        "without_line": unknown_places(found),
         **known(found),
     }
 
 
-def unknown_places(found: Any) -> list[list[Any]]:
-    """The largest places at the peak that no source line is known of."""
-    curve = found.memory_timeline.device
-    places = [p for p in curve.at(curve.peak_position) if not p.source]
-    places.sort(key=lambda p: -p.bytes)
-    return [[p.name, p.bytes, p.role, p.framework_name] for p in places[:10]]
+def page(records: _record.Records) -> str:
+    """The tables: programs, then the large one."""
+    cells = {k: v for k, v in records.cells.items() if "error" not in v}
+    large = cells.pop(LARGE, None)
+    return _record.page_text(
+        records,
+        programs=_record.columns(_COLUMNS, cells.values()),
+        large=_record.table(("what", "figure"), _large(large)) if large else "",
+    )
 
 
-def opening_seconds(page: str) -> float | None:
-    """From asking for the page until it says that it is ready; `None`: no Chromium."""
-    binary = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not (binary and driver):
-        return None
-    from selenium import webdriver
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "report.html"
-        path.write_text(page, encoding="utf-8")
-        options = webdriver.ChromeOptions()
-        options.binary_location = binary
-        for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-            options.add_argument(word)
-        options.add_argument(f"--user-data-dir={folder}/profile")
-        browser = webdriver.Chrome(
-            options=options, service=webdriver.ChromeService(driver)
-        )
-        try:
-            start = time.perf_counter()
-            browser.get(path.as_uri())
-            ready = "return document.documentElement.dataset.ready === 'yes'"
-            while not browser.execute_script(ready):
-                time.sleep(0.02)
-            return time.perf_counter() - start
-        finally:
-            browser.quit()
-
-
-def say(line: str) -> None:
-    """Progress."""
-    print(f"    {line}", file=sys.stderr, flush=True)
-
-
-def write(found: dict[str, Any]) -> None:
-    """The JSON and the page."""
-    _record.write_json(RESULT, _record.provenance(COMMAND) | found)
-    text = [
-        "# What `stowax.inspect` reads, against what the compiler says\n",
-        _record.provenance_text(COMMAND),
-        _INTRODUCTION,
-        _record.table(_HEAD, map(_row, found["programs"])),
-    ]
-    if large := found.get("llama"):
-        text += ["## Llama2-13B, planned\n", _large(large)]
-    RESULT.with_suffix(".md").write_text("\n".join(text))
-
-
-_INTRODUCTION = (
-    "Training steps as they are written, without a plan, per device. *Total* is "
-    "arguments + outputs − aliases + temporaries; the compiler's is its own "
-    "`memory_analysis()`. *Peak* is rebuilt from the buffer assignment and the "
-    "schedule; the compiler's is what it reports for the same heap. *Role* is the part "
-    "of the bytes at the peak that are known to be parameters, optimizer state, batch, "
-    "kept, recomputed, gradients and so on, *workspace* what of it is none of these; "
-    "*origin* is the part that has a source line or is such an argument, *line* the "
-    "part that has a line. TPU "
-    "programs are compiled with `exec_time_optimization_effort=-1`, for speed.\n"
-)
-_HEAD = (
-    "step",
-    "target",
-    "total, bytes",
-    "the compiler's",
-    "peak, bytes",
-    "the compiler's",
-    "places at the peak",
-    "role",
-    "workspace",
-    "origin",
-    "line",
-)
-
-
-def _row(row: dict[str, Any]) -> list[str]:
-    return [
-        row["model"],
-        row["target"],
-        str(row["total_bytes"]),
-        _marked(row["total_bytes"], row["compiler_total_bytes"], 0.0),
-        str(row["peak_bytes"]),
-        _marked(row["peak_bytes"], row["compiler_peak_bytes"], PEAK_BAR),
-        str(row["places_at_peak"]),
-        f"{row['role_share']:.1%}",
-        f"{row['workspace_share']:.1%}",
-        f"{row['origin_share']:.1%}",
-        f"{row['line_share']:.1%}",
-    ]
+_COLUMNS = {
+    "step": lambda p: p["model"],
+    "target": lambda p: p["target"],
+    "total, bytes": lambda p: p["total_bytes"],
+    "the compiler's": lambda p: _marked(p["total_bytes"], p["compiler_total_bytes"], 0),
+    "peak, bytes": lambda p: p["peak_bytes"],
+    "the compiler's peak": lambda p: _marked(
+        p["peak_bytes"], p["compiler_peak_bytes"], PEAK_BAR
+    ),
+    "places at the peak": lambda p: p["places_at_peak"],
+    "role": lambda p: f"{p['role_share']:.1%}",
+    "workspace": lambda p: f"{p['workspace_share']:.1%}",
+    "origin": lambda p: f"{p['origin_share']:.1%}",
+    "line": lambda p: f"{p['line_share']:.1%}",
+}
 
 
 def _marked(ours: int, theirs: int, bar: float) -> str:
@@ -257,9 +171,9 @@ def _marked(ours: int, theirs: int, bar: float) -> str:
     return f"{theirs}" if abs(ours - theirs) <= bar * theirs else f"**{theirs}**"
 
 
-def _large(row: dict[str, Any]) -> str:
-    opened, theirs = row["page_seconds"], row["compiler_peak_bytes"]
-    rows = [
+def _large(row: dict[str, Any]) -> list[tuple[str, str]]:
+    theirs = row["compiler_peak_bytes"]
+    return [
         (
             "device / host, GiB",
             f"{gib(row['device_bytes'])} / {gib(row['host_bytes'])}",
@@ -275,35 +189,22 @@ def _large(row: dict[str, Any]) -> str:
             f"{row['inspecting_seconds']:.1f}",
         ),
         (f"page, MB (to be {PAGE_BAR / 1e6:.0f})", f"{row['page_bytes'] / 1e6:.2f}"),
-        (
-            f"page opens in Chromium, s (to be {OPEN_BAR:.0f})",
-            "no Chromium" if opened is None else f"{opened:.1f}",
-        ),
         ("copies as planned", f"{row['copies']}, {row['copies_as_planned']}"),
     ]
-    return _record.table(("what", "figure"), rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--programs-only", action="store_true")
     parser.add_argument("--llama-only", action="store_true")
     parser.add_argument("--plan", help="a saved plan of Llama2-13B, to save time")
-    arguments = parser.parse_args()
-    old = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    found = {"programs": old.get("programs", []), "llama": old.get("llama")}
-    if not arguments.llama_only:
-        found["programs"] = []
-        for model in NAMES:
-            for target in TARGETS:
-                print(f"{model}, {target}", file=sys.stderr, flush=True)
-                found["programs"].append(program(model, target))
-                write(found)
-    if not arguments.programs_only:
-        print("Llama2-13B", file=sys.stderr, flush=True)
-        found["llama"] = llama_13b(arguments.plan)
-        write(found)
 
 
-if __name__ == "__main__":
-    main()
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """The programs, then the large one."""
+    for model in () if asked.llama_only else NAMES:
+        for target in TARGETS:
+            records.made(
+                cell_name(model, target), lambda m=model, t=target: program(m, t)
+            )
+    if not asked.programs_only:
+        records.made(LARGE, lambda: llama_13b(asked.plan))

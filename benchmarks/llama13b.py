@@ -6,32 +6,21 @@ alone, without an optimizer. Apart from that, the time until the
 first compile is taken for 40 and for 400 layers of a narrower model, whose 400 layers
 fit the chips: a stack under scan is to cost the same to plan whatever its length.
 
-    python -m benchmarks.llama13b
-    python -m benchmarks.llama13b --budget 75GiB --gradients-budget 62GiB
-    python -m benchmarks.llama13b --depth-only
-
-Writes docs/results/llama13b.json and docs/results/llama13b.md.
+    python -m benchmarks llama13b --budget 75GiB --gradients-budget 62GiB
+    python -m benchmarks llama13b --fresh --depth-only
 """
 
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import argparse
-import json
 import statistics
-import sys
 from typing import Any
 
 import jax
 
 import stowax
 from benchmarks import _record
-from benchmarks._record import Stopwatch, gib
+from benchmarks._record import Stopwatch, cell_name, gib
 from benchmarks.models import llama
 
-COMMAND = "python -m benchmarks.llama13b"
-RESULT = _record.RESULTS / "llama13b.json"
 TARGET = "v5p-8"
 PLANNING_BAR, SOLVING_BAR, DEPTH_BAR, EXPOSED_BAR = 150.0, 2.0, 1.3, 0.03
 
@@ -52,7 +41,7 @@ def plan_13b(budget: str, *, update: bool) -> dict[str, Any]:
 
     def say(line: str) -> None:
         spent = watch.seconds()["wall_seconds"]
-        print(f"    {spent:6.1f} s  {line}", file=sys.stderr, flush=True)
+        _record.say(f"{spent:6.1f} s  {line}")
 
     plan = stowax.plan(step, *args, budget=budget, target=TARGET, progress=say)
     compiling = sum(t.seconds_to_compile for t in plan.trials)
@@ -120,9 +109,7 @@ def depths(rounds: int) -> dict[str, Any]:
     pairs = []
     for i in range(rounds + 1):
         few, many = (seconds_before_compiling(n)["cpu_seconds"] for n in DEPTHS)
-        print(
-            f"    40 layers {few} s, 400 layers {many} s", file=sys.stderr, flush=True
-        )
+        _record.say(f"40 layers {few} s, 400 layers {many} s")
         if i:  # the first round loads the compiler
             pairs.append((few, many))
     return {
@@ -133,125 +120,95 @@ def depths(rounds: int) -> dict[str, Any]:
     }
 
 
-def write(found: dict[str, Any]) -> None:
-    """The JSON and the tables."""
-    _record.write_json(RESULT, _record.provenance(COMMAND) | found)
-    text = [
-        "# Llama2-13B on v5p-8, planned without the chips\n",
-        _record.provenance_text(COMMAND),
-        "Train step with AdamW, and loss and gradients alone: 40 layers, 32 × 2048 "
-        "tokens, 4 chips (FSDP). Bytes are "
-        "per chip; seconds of planning on the wall. *exposed* is the time that the "
-        "compiled schedule waits for host copies, *windows* the part of a layer's "
-        "forward and backward time that its copies fill.\n",
+def page(records: _record.Records) -> str:
+    """What is broken first, then the tables."""
+    cells = [cell for cell in records.cells.values() if "error" not in cell]
+    plans = [cell for cell in cells if "step" in cell]
+    broken = [
+        f"- {plan['step']}, {plan['budget']}: {what}"
+        for plan in plans
+        for what in broken_bars(plan)
     ]
-    if found["plans"]:
-        text += [_broken(found), _record.table(_HEAD, map(_row, found["plans"]))]
-    if depth := found["depth"]:
-        text.append(
-            "## Planning time by depth\n\n"
-            f"Processor seconds until the first compile, width {NARROW['width']}, "
-            f"scan: {depth['few_seconds']:.2f} for 40 layers, "
-            f"{depth['many_seconds']:.2f} for 400; ratio {depth['ratio']:.3f} (median "
-            f"of {len(depth['pairs'])} pairs), to be at most {DEPTH_BAR}.\n"
-        )
-    RESULT.with_suffix(".md").write_text("\n".join(text))
-
-
-def _broken(found: dict[str, Any]) -> str:
-    bars = []
-    for plan in found["plans"]:
-        slow = plan["best_baseline_seconds"]
-        windows = max(plan["forward_window_used"], plan["backward_window_used"])
-        checks = {
-            "does not fit": not plan["fits"],
-            "compiled beyond the budget": plan["compiled_bytes"] > plan["budget_bytes"],
-            f"planning over {PLANNING_BAR:.0f} s": plan["planning_seconds"]
-            > PLANNING_BAR,
-            f"solving over {SOLVING_BAR:.0f} s": plan["solving_seconds"] > SOLVING_BAR,
-            "slower than a baseline": slow is not None and plan["model_seconds"] > slow,
-            f"exposed over {EXPOSED_BAR:.0%} with windows at most 90 % full": windows
-            <= 0.9
-            and plan["exposed_share"] > EXPOSED_BAR,
-        }
-        bars += [
-            f"- {plan['step']}, {plan['budget']}: {what}"
-            for what, broken in checks.items()
-            if broken
-        ]
-    return (
-        "Bars that are broken:\n\n" + "\n".join(bars) + "\n"
-        if bars
-        else ("No bar is broken.\n")
+    told = "\n".join(["Bars that are broken:\n", *broken])
+    depth = "".join(
+        f"Processor seconds until the first compile, width {NARROW['width']}, "
+        f"scan: {cell['few_seconds']:.2f} for 40 layers, "
+        f"{cell['many_seconds']:.2f} for 400; ratio {cell['ratio']:.3f} (median "
+        f"of {len(cell['pairs'])} pairs), to be at most {DEPTH_BAR}."
+        for cell in cells
+        if "pairs" in cell
+    )
+    return _record.page_text(
+        records,
+        broken=told if broken else "No bar is broken.",
+        plans=_record.columns(_COLUMNS, plans),
+        depth=depth,
     )
 
 
-_HEAD = (
-    "step",
-    "budget",
-    "fits",
-    "compiled GiB",
-    "predicted",
-    "host",
-    "step s, simulated",
-    "exposed",
-    "windows forward / backward",
-    "model s",
-    "best baseline that fits, s",
-    "compiles",
-    "planning s",
-    "of it compiling",
-    "solving",
-)
+def broken_bars(plan: dict[str, Any]) -> list[str]:
+    """What a plan does not reach, in words."""
+    slow = plan["best_baseline_seconds"]
+    windows = max(plan["forward_window_used"], plan["backward_window_used"])
+    checks = {
+        "does not fit": not plan["fits"],
+        "compiled beyond the budget": plan["compiled_bytes"] > plan["budget_bytes"],
+        f"planning over {PLANNING_BAR:.0f} s": plan["planning_seconds"] > PLANNING_BAR,
+        f"solving over {SOLVING_BAR:.0f} s": plan["solving_seconds"] > SOLVING_BAR,
+        "slower than a baseline": slow is not None and plan["model_seconds"] > slow,
+        f"exposed over {EXPOSED_BAR:.0%} with windows at most 90 % full": (
+            windows <= 0.9 and plan["exposed_share"] > EXPOSED_BAR
+        ),
+    }
+    return [what for what, broken in checks.items() if broken]
 
 
-def _row(plan: dict[str, Any]) -> list[str]:
-    best = plan["best_baseline"]
-    return [
-        plan["step"],
-        plan["budget"],
-        f"{'yes' if plan['fits'] else '**no**'}, {plan['outcome']}",
-        gib(plan["compiled_bytes"]),
-        gib(plan["predicted_bytes"]),
-        gib(plan["host_bytes"]),
-        f"{plan['simulated_seconds']:.3f}",
-        f"{plan['exposed_seconds']:.3f} s ({plan['exposed_share']:.1%})",
-        f"{plan['forward_window_used']:.0%} / {plan['backward_window_used']:.0%}",
-        f"{plan['model_seconds']:.3f}",
-        f"{best} {plan['best_baseline_seconds']:.3f}" if best else "none",
-        str(plan["compiles"]),
-        f"{plan['planning_seconds']:.0f}",
-        f"{plan['compiling_seconds']:.0f}",
-        f"{plan['solving_seconds']:.2f}",
-    ]
+_COLUMNS = {
+    "step": lambda p: p["step"],
+    "budget": lambda p: p["budget"],
+    "fits": lambda p: f"{'yes' if p['fits'] else '**no**'}, {p['outcome']}",
+    "compiled GiB": lambda p: gib(p["compiled_bytes"]),
+    "predicted": lambda p: gib(p["predicted_bytes"]),
+    "host": lambda p: gib(p["host_bytes"]),
+    "step s, simulated": lambda p: f"{p['simulated_seconds']:.3f}",
+    "exposed": lambda p: f"{p['exposed_seconds']:.3f} s ({p['exposed_share']:.1%})",
+    "windows forward / backward": lambda p: (
+        f"{p['forward_window_used']:.0%} / {p['backward_window_used']:.0%}"
+    ),
+    "model s": lambda p: f"{p['model_seconds']:.3f}",
+    "best baseline that fits, s": lambda p: (
+        f"{p['best_baseline']} {p['best_baseline_seconds']:.3f}"
+        if p["best_baseline"]
+        else "none"
+    ),
+    "compiles": lambda p: p["compiles"],
+    "planning s": lambda p: f"{p['planning_seconds']:.0f}",
+    "of it compiling": lambda p: f"{p['compiling_seconds']:.0f}",
+    "solving": lambda p: f"{p['solving_seconds']:.2f}",
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", action="append", help="per chip, train step")
     parser.add_argument("--gradients-budget", action="append", help="without update")
     parser.add_argument("--rounds", type=int, default=3, help="of 40 and 400 layers")
     parser.add_argument("--depth-only", action="store_true")
     parser.add_argument("--plans-only", action="store_true")
-    arguments = parser.parse_args()
-    # What is not measured this time is kept from the last.
-    old = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    plans = [plan for plan in old.get("plans", []) if "step" in plan]
-    found = {"plans": plans, "depth": old.get("depth")}
-    if not arguments.plans_only:
-        found["depth"] = depths(arguments.rounds)
-        write(found)
-    if not arguments.depth_only:
-        found["plans"] = []
-        for update, budgets in (
-            (True, arguments.budget or BUDGETS),
-            (False, arguments.gradients_budget or GRADIENTS_BUDGETS),
-        ):
-            for budget in budgets:
-                print(f"Llama2-13B, {budget}", file=sys.stderr, flush=True)
-                found["plans"].append(plan_13b(budget, update=update))
-                write(found)
 
 
-if __name__ == "__main__":
-    main()
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """Both depths, and the plans."""
+    if not asked.plans_only and records.known("depth") is None:
+        records.add("depth", depths(asked.rounds), status="measured")
+    if asked.depth_only:
+        return
+    for update, budgets in (
+        (True, asked.budget or BUDGETS),
+        (False, asked.gradients_budget or GRADIENTS_BUDGETS),
+    ):
+        for budget in budgets:
+            step = "train step" if update else "loss and gradients"
+            records.made(
+                cell_name(step, budget),
+                lambda b=budget, u=update: plan_13b(b, update=u),
+            )

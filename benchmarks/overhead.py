@@ -8,21 +8,17 @@ under plain `jax.jit`, called in turn; the same median. Bars: 1.15 for the impor
 for a restart, 1.05 for `stowax.jit`, and for what `apply` returns what two jitted
 functions differ by anyway, which is measured too (`jax.jit` against itself).
 
-    python -m benchmarks.overhead
-
-Writes docs/results/overhead.json and docs/results/overhead.md.
+    python -m benchmarks overhead --fresh
 """
 
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import argparse
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,8 +27,6 @@ import stowax
 from benchmarks import _record
 from benchmarks.models import scan_transformer
 
-COMMAND = "python -m benchmarks.overhead"
-RESULT = _record.RESULTS / "overhead.json"
 IMPORT_BAR = 1.15
 JIT_BAR = 1.05
 RESTART_BAR = 1.1
@@ -58,32 +52,43 @@ print(time.perf_counter() - started)
 """
 
 
-def import_seconds(module: str) -> float:
-    """Seconds that a fresh interpreter takes for `import module`, by its own clock."""
-    code = (
-        "import time; started = time.perf_counter()\n"
-        f"import {module}\n"
-        "print(time.perf_counter() - started)"
-    )
+def printed(arguments: list[str], environment: dict[str, str] | None = None) -> float:
+    """The number that a fresh interpreter prints."""
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        [sys.executable, "-c", *arguments],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return float(done.stdout)
 
 
-def import_pairs(count: int) -> list[tuple[float, float]]:
+def import_seconds(module: str) -> float:
+    """Seconds that a fresh interpreter takes for `import module`, by its own clock."""
+    code = "import time; started = time.perf_counter()\n"
+    code += f"import {module}\nprint(time.perf_counter() - started)"
+    return printed([code])
+
+
+def in_turn(count: int, seconds: Callable[[str], float]) -> list[tuple[float, float]]:
     """`(jax, stowax)` seconds, taken one after the other; the order alternates."""
     pairs = []
-    import_seconds("jax"), import_seconds("stowax")  # files into the page cache
     for i in range(count):
         order = ("jax", "stowax") if i % 2 == 0 else ("stowax", "jax")
-        found = {module: import_seconds(module) for module in order}
+        found = {which: seconds(which) for which in order}
         pairs.append((found["jax"], found["stowax"]))
     return pairs
 
 
+def import_pairs(count: int) -> list[tuple[float, float]]:
+    """Seconds of both imports."""
+    import_seconds("jax"), import_seconds("stowax")  # files into the page cache
+    return in_turn(count, import_seconds)
+
+
 def restart_pairs(count: int) -> list[tuple[float, float]]:
-    """`(jax, stowax)` seconds from a script's start to the end of its first step.
+    """Seconds from a script's start to the end of its first step.
 
     Both have run before: the programs are in JAX's cache, the plan is in stowax's.
     """
@@ -95,53 +100,12 @@ def restart_pairs(count: int) -> list[tuple[float, float]]:
         }
 
         def seconds(which: str) -> float:
-            done = subprocess.run(
-                [sys.executable, "-c", _SCRIPT, which],
-                env=os.environ | caches,
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            return float(done.stdout)
+            return printed([_SCRIPT, which], os.environ | caches)
 
         # Twice each: under its plan the second run is the first to read all of it.
         for which in ("jax", "stowax") * 2:
             seconds(which)
-        pairs = []
-        for i in range(count):
-            order = ("jax", "stowax") if i % 2 == 0 else ("stowax", "jax")
-            found = {which: seconds(which) for which in order}
-            pairs.append((found["jax"], found["stowax"]))
-        return pairs
-
-
-def slowest_imports(count: int) -> list[tuple[str, float]]:
-    """The modules outside jax that `import stowax` spends most on, by `-X importtime`.
-
-    Own seconds, grouped by top-level package; what jax itself imports is left out.
-    """
-
-    def own_seconds(statement: str) -> dict[str, float]:
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-c", statement],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        seconds: dict[str, float] = {}
-        for line in done.stderr.splitlines():
-            parts = line.removeprefix("import time:").split("|")
-            if len(parts) == 3 and parts[0].strip().isdigit():
-                seconds[parts[2].strip()] = int(parts[0]) / 1e6
-        return seconds
-
-    base, extra = own_seconds("import jax"), own_seconds("import stowax")
-    packages: dict[str, float] = {}
-    for module, seconds in extra.items():
-        if module not in base:
-            package = module.split(".")[0]
-            packages[package] = packages.get(package, 0.0) + seconds
-    return sorted(packages.items(), key=lambda item: -item[1])[:count]
+        return in_turn(count, seconds)
 
 
 def call_seconds(
@@ -201,81 +165,76 @@ def tiny_steps() -> tuple[Any, Any, Any, Any, tuple[Any, ...], Any]:
     return plain, again, jitted, plan.apply(step), args, plan
 
 
-def measure(imports: int, calls: int) -> dict[str, Any]:
-    """Everything that the table says."""
-    loaded, restarted = import_pairs(imports), restart_pairs(imports)
-    plain, again, jitted, planned, args, plan = tiny_steps()
-    dispatched = call_seconds(plain, planned, args, calls)
-    by_jit = call_seconds(plain, jitted, args, calls)
-    against_itself = call_seconds(plain, again, args, calls)
-
-    def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
-        return {
-            "first_seconds": statistics.median(first for first, _ in pairs),
-            "second_seconds": statistics.median(second for _, second in pairs),
-            "ratio": _record.median_ratio(pairs),
-            "pairs": len(pairs),
-        }
-
+def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
+    """Medians of pairs, and of their ratios."""
     return {
-        "import": summary(loaded),
-        "restart": summary(restarted),
-        "slowest_imports": slowest_imports(8),
-        "dispatch": summary(dispatched),
-        "dispatch_of_jit": summary(by_jit),
-        "dispatch_of_itself": summary(against_itself),
-        "planned_outcome": plan.outcome,
-        "planned_stored": [s.stored for s in plan.stacks],
+        "first_seconds": statistics.median(first for first, _ in pairs),
+        "second_seconds": statistics.median(second for _, second in pairs),
+        "ratio": _record.median_ratio(pairs),
+        "pairs": len(pairs),
     }
 
 
-def write(found: dict[str, Any]) -> None:
-    """The JSON and the table."""
-    _record.write_json(RESULT, _record.provenance(COMMAND) | found)
-    extra = ", ".join(
-        f"{name} {1e3 * s:.0f} ms" for name, s in found["slowest_imports"]
+def dispatches(calls: int) -> dict[str, dict[str, Any]]:
+    """Calls of a tiny step: planned, by `stowax.jit`, and of `jax.jit` twice."""
+    plain, again, jitted, planned, args, plan = tiny_steps()
+    stored = [stack.stored for stack in plan.stacks]
+    about = {"planned_outcome": plan.outcome, "planned_stored": stored}
+    return {
+        "dispatch": summary(call_seconds(plain, planned, args, calls)) | about,
+        "dispatch_of_jit": summary(call_seconds(plain, jitted, args, calls)),
+        "dispatch_of_itself": summary(call_seconds(plain, again, args, calls)),
+    }
+
+
+ROWS = {
+    # Cell: what, its unit, the bar in words, the bar.
+    "import": ("import stowax / import jax, ms", 1e3, f"≤ {IMPORT_BAR}", IMPORT_BAR),
+    "restart": (
+        *("restart, planned / jax.jit, s", 1.0),
+        *(f"≤ {RESTART_BAR}", RESTART_BAR),
+    ),
+    "dispatch": ("planned step / jax.jit, µs per call", 1e6, "about 1", None),
+    "dispatch_of_jit": (
+        *("stowax.jit / jax.jit, µs per call", 1e6),
+        *(f"≤ {JIT_BAR}", JIT_BAR),
+    ),
+    "dispatch_of_itself": ("jax.jit / jax.jit, µs per call", 1e6, "(noise)", None),
+}
+
+
+def page(records: _record.Records) -> str:
+    """The table."""
+    found = records.cells
+    rows = [
+        (
+            what,
+            f"{unit * found[cell]['first_seconds']:.3g}",
+            f"{unit * found[cell]['second_seconds']:.3g}",
+            f"{found[cell]['ratio']:.3f}",
+            bar,
+        )
+        for cell, (what, unit, bar, _) in ROWS.items()
+        if "ratio" in found.get(cell, {})
+    ]
+    return _record.page_text(
+        records,
+        processes=found["import"]["pairs"],
+        calls=found["dispatch"]["pairs"],
+        outcome=found["dispatch"]["planned_outcome"],
+        table=_record.table(("what", "jax", "stowax", "ratio", "bar"), rows),
     )
 
-    def row(what: str, field: str, unit: float, bar: str) -> list[str]:
-        one = found[field]
-        return [
-            what,
-            f"{unit * one['first_seconds']:.3g}",
-            f"{unit * one['second_seconds']:.3g}",
-            f"{one['ratio']:.3f}",
-            bar,
-        ]
 
-    rows = [
-        row("import stowax / import jax, ms", "import", 1e3, f"≤ {IMPORT_BAR}"),
-        row("restart, planned / jax.jit, s", "restart", 1.0, f"≤ {RESTART_BAR}"),
-        row("planned step / jax.jit, µs per call", "dispatch", 1e6, "about 1"),
-        row(
-            "stowax.jit / jax.jit, µs per call", "dispatch_of_jit", 1e6, f"≤ {JIT_BAR}"
-        ),
-        row("jax.jit / jax.jit, µs per call", "dispatch_of_itself", 1e6, "(noise)"),
-    ]
-    text = [
-        "# What stowax costs a program that uses it\n",
-        _record.provenance_text(COMMAND),
-        f"Medians of {found['import']['pairs']} pairs of fresh processes and of "
-        f"{found['dispatch']['pairs']} pairs of calls, each timed until it returns; "
-        "the ratio is the median of the pairwise ratios. Outcome of the planned step: "
-        f"{found['planned_outcome']}.\n",
-        _record.table(("what", "jax", "stowax", "ratio", "bar"), rows),
-        "What `import stowax` brings that `import jax` does not, own time under "
-        f"`-X importtime`, which slows imports down: {extra}.\n",
-    ]
-    RESULT.with_suffix(".md").write_text("\n".join(text))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--imports", type=int, default=15, help="pairs of processes")
     parser.add_argument("--calls", type=int, default=3000, help="pairs of calls")
-    arguments = parser.parse_args()
-    write(measure(arguments.imports, arguments.calls))
 
 
-if __name__ == "__main__":
-    main()
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """Everything that the table says."""
+    records.made("import", lambda: summary(import_pairs(asked.imports)))
+    records.made("restart", lambda: summary(restart_pairs(asked.imports)))
+    if any(records.known(cell) is None for cell in ROWS if cell.startswith("dispatch")):
+        for cell, figures in dispatches(asked.calls).items():
+            records.add(cell, figures)

@@ -10,22 +10,14 @@ attention with its scores in float32, under JAX's own checkpoint policies.
 Beside the seconds, the bytes: what the schedule's copies move, trips counted, against
 what the policy says has to be moved. The compiler peels iterations off these loops.
 
-    python -m benchmarks.simulation
-    python -m benchmarks.simulation --program "q, k, v offloaded"
+    python -m benchmarks simulation --program "q, k, v offloaded"
 
-A compile takes a minute or two on two idle cores; what is not asked for is kept from
-the last run. Writes docs/results/simulation.json and docs/results/simulation.md.
+A compile takes a minute or two on two idle cores.
 """
-
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
 import dataclasses
-import json
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +28,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 import stowax
-from benchmarks import _record, simulation_table
+from benchmarks import _record
+from benchmarks._record import gib
 from benchmarks.models import _layers, llama
 from stowax._hardware._hardware import CHIPS
 from stowax._hlo._program import read_program
@@ -44,9 +37,9 @@ from stowax._records._program import Program
 from stowax._records._stages import Link
 from stowax._timing._simulate import simulate
 
-COMMAND = "python -m benchmarks.simulation"
-RESULT = _record.RESULTS / "simulation.json"
 TARGET, CHIP = "v5p-8", "v5p"
+BAR = 0.03
+"""How far a step's seconds may lie apart."""
 CONFIG = llama.LLAMA2_13B
 
 OPTIONS = {
@@ -207,7 +200,7 @@ def needed_bytes(case: Case, chips: int) -> int:
     return CONFIG.layers * len(case.offloaded) * tokens * CONFIG.width * element
 
 
-def run(case: Case) -> dict[str, Any]:
+def simulated(case: Case) -> dict[str, Any]:
     """Compiles one program and simulates it under every link of `case`."""
     target = stowax.target(TARGET)
     chips = target.device_count
@@ -218,7 +211,6 @@ def run(case: Case) -> dict[str, Any]:
     program = read_program(compiled.hlo_module_protos()[0])
     return {
         "name": case.name,
-        "date": _record.today(),
         "device_bytes": _record.total_bytes(memory),
         "host_bytes": memory.host_temp_size_in_bytes,
         "needed_bytes": needed_bytes(case, chips),
@@ -229,43 +221,8 @@ def run(case: Case) -> dict[str, Any]:
             for item in computation.instructions
             if item.opcode == "while" and item.trips is not None
         ),
-        "windows": windows(program),
         "links": [_timed(program, rate) for rate in case.seconds],
     }
-
-
-def windows(program: Program) -> list[dict[str, Any]]:
-    """Per computation and direction: what is copied, and the work that may hide it.
-
-    The work is what the compiler estimates between the first start and the last done. A
-    link that needs longer than that is waited for, in every trip.
-    """
-    clock = CHIPS[CHIP].clock.required()
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for name, computation in program.computations.items():
-        copies = [t for t in program.transfers if t.computation == name]
-        starts = {copy.start: copy for copy in copies}
-        dones = {copy.done: copy for copy in copies}
-        now, begun = 0.0, {}
-        for item in computation.instructions:
-            copy = starts.get(item.name) or dones.get(item.name)
-            if copy is None:
-                now += (item.estimated_cycles or 0) / clock
-                continue
-            key = name, copy.direction
-            begun.setdefault(key, now)
-            row = found.setdefault(
-                key,
-                {
-                    "direction": copy.direction,
-                    "trips": computation.executions,
-                    "bytes": 0,
-                    "work_seconds": 0.0,
-                },
-            )
-            row["bytes"] += copy.bytes * (item.name in starts)
-            row["work_seconds"] = now - begun[key]
-    return [row for row in found.values() if row["trips"] > 1]
 
 
 def moved(program: Program) -> dict[str, int]:
@@ -288,40 +245,71 @@ def _timed(program: Program, rate: float) -> dict[str, float]:
     }
 
 
-def paired(found: list[dict[str, Any]]) -> list[tuple[Case, dict[str, Any]]]:
-    """Cases with what was found for them, in the order of the cases."""
-    records = {record["name"]: record for record in found}
-    return [(case, records[case.name]) for case in CASES if case.name in records]
-
-
-def write(found: list[dict[str, Any]]) -> None:
-    """The JSON and the tables."""
-    _record.write_json(RESULT, _record.provenance(COMMAND) | {"programs": found})
-    dates = [record["date"] for record in found]
-    text = simulation_table.text(
-        paired(found), _record.provenance_text(COMMAND, dates=dates)
+def page(records: _record.Records) -> str:
+    """The tables, in the order of the cases."""
+    found = [(case, records.cells.get(case.name, {"error": ""})) for case in CASES]
+    whole = [
+        cell | {"case": case, "by_hand": case.seconds[link["rate"]], "link": link}
+        for case, cell in found
+        if "error" not in cell
+        for link in cell["links"]
+    ]
+    over = [
+        f"{row['case'].name} at {row['link']['rate'] / 1e9:g} GB/s"
+        for row in whole
+        if abs(difference(row)) > BAR
+    ]
+    waits = [row["link"]["collective_wait_seconds"] for row in whole]
+    return _record.page_text(
+        records,
+        over=f"{'Beyond' if over else 'All steps are within'} {BAR:.0%}"
+        f"{': ' if over else ''}{', '.join(over)}.",
+        steps=_record.columns(_STEPS, whole),
+        collectives=f"{max(waits, default=0.0):.2f}",
+        copies=_record.columns(_COPIES, [c for _, c in found if "error" not in c]),
     )
-    RESULT.with_suffix(".md").write_text(text)
 
 
-def main() -> None:
-    """Runs what is asked for, and keeps the rest."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def difference(row: dict[str, Any]) -> float:
+    """Of the step's seconds, simulated against by hand, as a fraction."""
+    link = row["link"]
+    simulated = link["compute_seconds"] + link["exposed_seconds"]
+    return simulated / sum(row["by_hand"]) - 1
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction:+.1%}" if abs(fraction) <= BAR else f"**{fraction:+.1%}**"
+
+
+_STEPS = {
+    "program": lambda r: r["name"],
+    "link GB/s": lambda r: f"{r['link']['rate'] / 1e9:g}",
+    "compute s: by hand": lambda r: f"{r['by_hand'][0]:.2f}",
+    "compute s: simulated": lambda r: f"{r['link']['compute_seconds']:.2f}",
+    "exposed s: by hand": lambda r: f"{r['by_hand'][1]:.2f}",
+    "exposed s: simulated": lambda r: f"{r['link']['exposed_seconds']:.2f}",
+    "step s: by hand": lambda r: f"{sum(r['by_hand']):.2f}",
+    "step s: simulated": lambda r: f"{sum(r['by_hand']) * (1 + difference(r)):.2f}",
+    "difference": lambda r: _percent(difference(r)),
+    "device GiB: by hand": lambda r: f"{r['case'].device_gib:.1f}",
+    "device GiB: compiled": lambda r: gib(r["device_bytes"]),
+}
+_COPIES = {
+    "program": lambda r: r["name"],
+    "trips of the loops": lambda r: ", ".join(map(str, r["trips"])),
+    "needed GiB": lambda r: gib(r["needed_bytes"]),
+    "out": lambda r: gib(r["moved_bytes"]["device-to-host"]),
+    "in": lambda r: gib(r["moved_bytes"]["host-to-device"]),
+}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
     names = [case.name for case in CASES]
     parser.add_argument("--program", action="append", choices=names)
-    parser.add_argument("--table", action="store_true", help="only write the table")
-    arguments = parser.parse_args()
-    found: dict[str, Any] = {}
-    if RESULT.exists():
-        found = {r["name"]: r for r in json.loads(RESULT.read_text())["programs"]}
+
+
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """The programs that were asked for."""
     for case in CASES:
-        if arguments.table or case.name not in (arguments.program or names):
-            continue
-        print(case.name, file=sys.stderr, flush=True)
-        found[case.name] = run(case)
-        write(list(found.values()))
-    write(list(found.values()))
-
-
-if __name__ == "__main__":
-    main()
+        if case.name in (asked.program or [case.name]):
+            records.made(case.name, lambda c=case: simulated(c))

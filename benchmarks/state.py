@@ -8,20 +8,11 @@
   7B within 70 GiB of device and 96 GiB of host memory; 13B within 125 GiB; and 13B at
   the smallest budget.
 
-    python -m benchmarks.state
-    python -m benchmarks.state --case "Llama2-7B"
-
-Writes docs/results/state.json and docs/results/state.md.
+    python -m benchmarks state --case "Llama2-7B"
 """
-
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
 import contextlib
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -29,12 +20,10 @@ import jax
 import jax.numpy as jnp
 
 import stowax
-from benchmarks import _record, host_weights
-from benchmarks._record import Stopwatch, gib
-from benchmarks.models import adam_tutorial, llama
+from benchmarks import _record
+from benchmarks._record import Stopwatch, gib, say
+from benchmarks.models import adam_tutorial, host_layers, llama
 
-COMMAND = "python -m benchmarks.state"
-RESULT = _record.RESULTS / "state.json"
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -50,14 +39,14 @@ def layers(form: str) -> Callable[[Any], Made]:
     def make(_target: Any) -> Made:
         @stowax.stow
         def loss(weights: Any, x: Any) -> Any:
-            return jnp.mean(host_weights.FORMS[form](weights, x).astype(jnp.float32))
+            return jnp.mean(host_layers.FORMS[form](weights, x).astype(jnp.float32))
 
         def step(weights: Any, x: Any) -> Any:
             value, grads = jax.value_and_grad(loss)(weights, x)
             rate = jnp.bfloat16(0.01)
             return jax.tree.map(lambda w, g: w - rate * g, weights, grads), value
 
-        return step, host_weights.specs_of(form)
+        return step, host_layers.specs_of(form)
 
     return make
 
@@ -85,7 +74,7 @@ CASES: dict[str, tuple[Callable[[Any], Made], str, str | None, str | None, float
 }
 
 
-def run(case: str) -> dict[str, Any]:
+def planned(case: str) -> dict[str, Any]:
     """Plans one case as a user would, and writes down what the table needs."""
     make, name, budget, host_budget, bar = CASES[case]
     target = stowax.target(name)
@@ -99,7 +88,7 @@ def run(case: str) -> dict[str, Any]:
         host_budget=host_budget,
         target=target,
         compiles=4,
-        progress=lambda line: print(f"    {line}", file=sys.stderr, flush=True),
+        progress=say,
     )
     seconds = watch.seconds()
     with contextlib.suppress(UserWarning):
@@ -108,7 +97,6 @@ def run(case: str) -> dict[str, Any]:
     state = [d for d in plan.decisions if d.stack == "state"]
     moved = sum(d.count * d.bytes for d in state if d.decision == "offload")
     return {
-        "case": case,
         "target": name,
         "budget": budget,
         "host_budget": host_budget,
@@ -131,65 +119,41 @@ def run(case: str) -> dict[str, Any]:
     }
 
 
-def row(line: dict[str, Any]) -> tuple[Any, ...]:
-    """One row of the table."""
-    reached = line["device_bytes"] <= line["bar_gib"] * 2**30
-    return (
-        line["case"],
-        line["target"],
-        line["budget"] or "smallest",
-        gib(line["device_bytes"]),
-        f"{line['bar_gib']:g} ({'yes' if reached else 'no'})",
-        gib(line["host_bytes"]),
-        f"{gib(line['state_moved_bytes'])} of {gib(line['state_bytes'])}",
-        line["host_computations"],
-        f"{line['step_seconds'] * 1e3:.0f}",
-        f"{line['exposed_seconds'] * 1e3:.0f}",
-        line["compiles"],
-        f"{line['wall_seconds']:.0f}",
-    )
+_COLUMNS = {
+    "case": lambda c: c["case"],
+    "target": lambda c: c["target"],
+    "budget": lambda c: c["budget"] or "smallest",
+    "device GiB": lambda c: gib(c["device_bytes"]),
+    "bar GiB (reached)": lambda c: f"{c['bar_gib']:g} ({reached(c)})",
+    "host GiB": lambda c: gib(c["host_bytes"]),
+    "state and gradients moved, GiB": lambda c: (
+        f"{gib(c['state_moved_bytes'])} of {gib(c['state_bytes'])}"
+    ),
+    "host computations": lambda c: c["host_computations"],
+    "step ms, simulated": lambda c: f"{c['step_seconds'] * 1e3:.0f}",
+    "waiting ms": lambda c: f"{c['exposed_seconds'] * 1e3:.0f}",
+    "compiles": lambda c: c["compiles"],
+    "planning s": lambda c: f"{c['wall_seconds']:.0f}",
+}
 
 
-HEAD = (
-    "case",
-    "target",
-    "budget",
-    "device GiB",
-    "bar GiB (reached)",
-    "host GiB",
-    "state and gradients moved, GiB",
-    "host computations",
-    "step ms, simulated",
-    "waiting ms",
-    "compiles",
-    "planning s",
-)
+def reached(case: dict[str, Any]) -> str:
+    """Whether a plan takes no more than its bar."""
+    return "yes" if case["device_bytes"] <= case["bar_gib"] * 2**30 else "no"
 
 
-def main() -> None:
-    """Runs the cases that were asked for and writes the table of all."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def page(records: _record.Records) -> str:
+    """The table of all cases."""
+    found = [records.cells.get(case, {"error": ""}) for case in CASES]
+    whole = [case for case in found if "error" not in case]
+    return _record.page_text(records, table=_record.columns(_COLUMNS, whole))
+
+
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", action="append", choices=CASES)
-    chosen = parser.parse_args().case or list(CASES)
-    known = json.loads(RESULT.read_text())["cases"] if RESULT.exists() else {}
-    for case in chosen:
-        print(case, file=sys.stderr, flush=True)
-        known[case] = run(case)
-        made = {"provenance": _record.provenance(COMMAND), "cases": known}
-        _record.write_json(RESULT, made)
-    rows = [row(known[case]) for case in CASES if case in known]
-    text = (
-        "# State in host memory: parameters, gradients, optimizer state\n\n"
-        f"{_record.provenance_text(COMMAND)}\n\n"
-        "*device* and *host* are compiled totals per device; *state and gradients "
-        "moved* is what the plan keeps in host memory of what it could. Seconds of a "
-        "step are simulated from the compiled schedule. Of Llama2-7B, parameters, "
-        "gradients and moments alone are 100 GiB, of 13B 194.\n\n"
-        f"{_record.table(HEAD, rows)}"
-    )
-    RESULT.with_suffix(".md").write_text(text)
-    print(text)
 
 
-if __name__ == "__main__":
-    main()
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """The cases that were asked for."""
+    for case in asked.case or CASES:
+        records.made(case, lambda c=case: planned(c), {"case": case})

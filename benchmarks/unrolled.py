@@ -5,31 +5,21 @@ same budgets: the compiled total of the loop is to be at most 1.15 times the sca
 Budgets lie evenly between the larger of the two smallest budgets and what the scanned
 step takes as it is written.
 
-    python -m benchmarks.unrolled
-    python -m benchmarks.unrolled --target v5p-8 --budgets 3
-
-Writes docs/results/unrolled.json and docs/results/unrolled.md.
+    python -m benchmarks unrolled --target v5p-8 --budgets 3
 """
-
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
 import dataclasses
-import sys
 from typing import Any
 
 import jax
 
 import stowax
 from benchmarks import _record
-from benchmarks._record import gib
-from benchmarks.budgets import SIZES, TWO_STACKS, options_for, quiet
+from benchmarks._record import cell_name, gib, say
+from benchmarks.budgets import SIZES, TWO_STACKS, options_for
 from benchmarks.models import encoder_decoder, loop_transformer, scan_transformer
 
-COMMAND = "python -m benchmarks.unrolled"
-RESULT = _record.RESULTS / "unrolled.json"
 BAR = 1.15
 TARGETS = ("h200", "v5p-8")
 
@@ -57,7 +47,7 @@ def plan_for(made: Any, target: str, budget: int) -> Any:
         target=target,
         compiler_options=options_for(target, "low"),
         compiles=4,
-        progress=quiet,
+        progress=say,
     )
 
 
@@ -73,99 +63,99 @@ def as_written(made: Any, target: str) -> Any:
     )
 
 
-def compare(name: str, target: str, count: int) -> list[dict[str, Any]]:
-    """Both forms of one model at `count` budgets."""
-    scanned, looped = pairs()[name]
-    plain = [as_written(made, target) for made in (scanned, looped)]
-    keep_all, loop_keep_all = (_record.total_bytes(p) for p in plain)
+def ends(name: str, target: str) -> dict[str, Any]:
+    """What the steps take as they are written, and the larger smallest budget."""
+    both = pairs()[name]
+    plain = [as_written(made, target) for made in both]
     tight = int(1.01 * plain[0].argument_size_in_bytes)
-    low = max(
-        plan_for(made, target, tight).smallest_budget for made in (scanned, looped)
-    )
-    rows = []
-    for i in range(count):
-        budget = low + (keep_all - low) * i // count
-        print(f"{name} {target} {gib(budget)} GiB", file=sys.stderr, flush=True)
-        scan, loop = (plan_for(made, target, budget) for made in (scanned, looped))
-        rows.append(
-            {
-                "model": name,
-                "target": target,
-                "budget_bytes": budget,
-                "as_written_bytes": [keep_all, loop_keep_all],
-                "fits": [scan.fits, loop.fits],
-                "compiled_bytes": [scan.device_bytes, loop.device_bytes],
-                "host_bytes": [scan.host_bytes, loop.host_bytes],
-                "model_seconds": [scan.model_seconds, loop.model_seconds],
-                "simulated_seconds": [scan.step_seconds, loop.step_seconds],
-                "planning_seconds": [scan.planning_seconds, loop.planning_seconds],
-                "ratio": loop.device_bytes / scan.device_bytes,
-            }
-        )
-    return rows
+    return {
+        "as_written_bytes": [_record.total_bytes(p) for p in plain],
+        "smallest_budget": max(
+            plan_for(made, target, tight).smallest_budget for made in both
+        ),
+    }
 
 
-def write(rows: list[dict[str, Any]]) -> None:
-    """The JSON and the table."""
-    _record.write_json(RESULT, _record.provenance(COMMAND) | {"rows": rows})
+def compare(name: str, target: str, ends: dict[str, Any], part: float) -> Any:
+    """Both forms of one model at a budget between the two ends."""
+    low, keep_all = ends["smallest_budget"], ends["as_written_bytes"][0]
+    budget = low + int((keep_all - low) * part)
+    scan, loop = (plan_for(made, target, budget) for made in pairs()[name])
+    return {
+        "budget_bytes": budget,
+        "as_written_bytes": ends["as_written_bytes"],
+        "fits": [scan.fits, loop.fits],
+        "compiled_bytes": [scan.device_bytes, loop.device_bytes],
+        "host_bytes": [scan.host_bytes, loop.host_bytes],
+        "model_seconds": [scan.model_seconds, loop.model_seconds],
+        "simulated_seconds": [scan.step_seconds, loop.step_seconds],
+        "planning_seconds": [scan.planning_seconds, loop.planning_seconds],
+        "ratio": loop.device_bytes / scan.device_bytes,
+    }
+
+
+def rows_of(records: _record.Records) -> list[dict[str, Any]]:
+    """The compared plans."""
+    return [row for row in records.cells.values() if "ratio" in row]
+
+
+def page(records: _record.Records) -> str:
+    """The table."""
+    rows = rows_of(records)
     worst = max((row["ratio"] for row in rows), default=0.0)
     broken = [r for r in rows if r["ratio"] > BAR or not all(r["fits"])]
-    text = [
-        "# The same model scanned and unrolled\n",
-        _record.provenance_text(COMMAND),
-        "v5p-8 with `exec_time_optimization_effort=-1.0`. Each pair of figures is "
-        "scan / loop; the ratio is of the compiled totals.\n",
-        f"**Worst ratio {worst:.3f}, to be at most {BAR}; {len(broken)} of {len(rows)} "
-        "rows break a bar.**\n",
-        _record.table(_HEAD, [_row(row) for row in rows]),
-    ]
-    RESULT.with_suffix(".md").write_text("\n".join(text))
+    return _record.page_text(
+        records,
+        worst=f"{worst:.3f}",
+        bar=BAR,
+        broken=len(broken),
+        count=len(rows),
+        table=_record.columns(_COLUMNS, rows),
+    )
 
 
-_HEAD = (
-    "model",
-    "target",
-    "budget GiB",
-    "as written",
-    "fits",
-    "compiled",
-    "host",
-    "ratio",
-    "model ms",
-    "planning s",
-)
+def _both(field: str, form: Any) -> Any:
+    return lambda row: " / ".join(form(value) for value in row[field])
 
 
-def _row(row: dict[str, Any]) -> list[str]:
-    def both(field: str, form: Any) -> str:
-        return " / ".join(form(value) for value in row[field])
-
-    return [
-        row["model"],
-        row["target"],
-        gib(row["budget_bytes"]),
-        both("as_written_bytes", gib),
-        both("fits", lambda fits: "yes" if fits else "**no**"),
-        both("compiled_bytes", gib),
-        both("host_bytes", gib),
-        f"{row['ratio']:.3f}" if row["ratio"] <= BAR else f"**{row['ratio']:.3f}**",
-        both("model_seconds", lambda seconds: f"{1e3 * seconds:.1f}"),
-        both("planning_seconds", lambda seconds: f"{seconds:.0f}"),
-    ]
+_COLUMNS = {
+    "model": lambda row: row["model"],
+    "target": lambda row: row["target"],
+    "budget GiB": lambda row: gib(row["budget_bytes"]),
+    "as written": _both("as_written_bytes", gib),
+    "fits": _both("fits", lambda fits: "yes" if fits else "**no**"),
+    "compiled": _both("compiled_bytes", gib),
+    "host": _both("host_bytes", gib),
+    "ratio": lambda row: (
+        f"{row['ratio']:.3f}" if row["ratio"] <= BAR else f"**{row['ratio']:.3f}**"
+    ),
+    "model ms": _both("model_seconds", lambda seconds: f"{1e3 * seconds:.1f}"),
+    "planning s": _both("planning_seconds", lambda seconds: f"{seconds:.0f}"),
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", action="append", choices=TARGETS)
     parser.add_argument("--model", action="append", choices=sorted(pairs()))
-    parser.add_argument("--budgets", type=int, default=4)
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for target in arguments.target or TARGETS:
-        for name in arguments.model or pairs():
-            rows += compare(name, target, arguments.budgets)
-            write(rows)
+    parser.add_argument("--budgets", type=int, default=3)
 
 
-if __name__ == "__main__":
-    main()
+def run(asked: argparse.Namespace, records: _record.Records) -> None:
+    """Every pair that was asked for."""
+    for target in asked.target or TARGETS:
+        for name in asked.model or pairs():
+            about = {"model": name, "target": target}
+            found = records.made(
+                cell_name(name, target, "ends"),
+                lambda n=name, t=target: ends(n, t),
+                about,
+            )
+            if "error" in found:
+                continue
+            for i in range(asked.budgets):
+                part = i / asked.budgets
+                records.made(
+                    cell_name(name, target, f"{part:.0%}"),
+                    lambda n=name, t=target, e=found, p=part: compare(n, t, e, p),
+                    about,
+                )

@@ -4,7 +4,6 @@ What it finds on a GPU only a GPU can say. What can go wrong without one is a ce
 no longer runs, an error that nobody sees, and a table that flatters.
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -13,16 +12,24 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import __main__ as runner
 from benchmarks import gpu, gpu_table, gpu_tutorial
+from benchmarks._record import Records
 from benchmarks.gpu_cells import Cell
 
 GIB = 2**30
 
 
 def called(tmp_path, *more):
-    path = tmp_path / "gpu.json"
+    path = tmp_path / "gpu.jsonl"
     given = ["--output", str(path), "--folder", str(tmp_path / "work"), *more]
-    return path, gpu.main(given)
+    return path, runner.run("gpu", given)
+
+
+def kept(path):
+    """The figures of every cell but the device's own."""
+    cells = Records("gpu", "measured", path).cells
+    return {key: row for key, row in cells.items() if key != gpu.DEVICE}
 
 
 @pytest.fixture
@@ -37,13 +44,10 @@ def quickly_compiled():
 @pytest.mark.usefixtures("quickly_compiled")
 def test_every_part_runs_and_stands_in_the_table(tmp_path):
     path, code = called(tmp_path, "--tiny")
-    cells = json.loads(path.read_text())["cells"]
+    cells = kept(path)
     assert {key: row["error"] for key, row in cells.items() if "error" in row} == {}
     assert code == 0
     assert {key.partition(": ")[0] for key in cells} == set(gpu.PARTS)
-    assert all(
-        row["device"] and row["date"] and row["versions"] for row in cells.values()
-    )
     # Each pattern by hand and under a plan, all of them compared.
     lines = [line for key in cells for line in cells[key].get("lines", [])]
     assert len(lines) == 2 * 3
@@ -81,16 +85,16 @@ def test_without_a_gpu_it_says_so(tmp_path, monkeypatch, capsys):
 
 def test_tiny_figures_are_kept_out_of_the_results():
     with pytest.raises(SystemExit):
-        gpu.main(["--tiny"])
+        runner.run("gpu", ["--tiny"])
 
 
 def test_a_process_that_ends_is_a_row_with_its_last_words(tmp_path):
     cell = Cell(part="no", name="such cell", work=lambda context, row: None)
-    row = gpu.isolated(cell, tmp_path, tmp_path / "gpu.json", True, 100)
+    row = gpu.isolated(cell, tmp_path, tmp_path / "gpu.jsonl", True, 100)
     assert row["error"].startswith("ChildProcessError: the process ended with 1: ")
     assert "KeyError: 'no: such cell'" in row["error"]
     assert not row["stopped"]
-    row = gpu.isolated(cell, tmp_path, tmp_path / "gpu.json", True, 0.01)
+    row = gpu.isolated(cell, tmp_path, tmp_path / "gpu.jsonl", True, 0.01)
     assert row["error"] == "TimeoutError: stopped after 0 s"
     assert row["stopped"]
 
@@ -109,7 +113,7 @@ def test_chunks_and_errors(tmp_path, monkeypatch):
 
     def rows(*more):
         path, code = called(tmp_path, "--tiny", *more)
-        return code, json.loads(path.read_text())["cells"]
+        return code, kept(path)
 
     # Of every chunk the first cell is run, however long it takes.
     code, cells = rows("--minutes", "0")
@@ -122,9 +126,8 @@ def test_chunks_and_errors(tmp_path, monkeypatch):
     text = (tmp_path / "gpu.md").read_text()
     assert "| llama: a | ValueError: told |" in text
     code, cells = rows("--minutes", "0")
-    assert (code, cells["gate: b"]["seen"]) == (0, ["llama: a"])
+    assert (code, cells["gate: b"]["seen"]) == (0, [gpu.DEVICE, "llama: a"])
     # An error is tried again when that is asked for.
-    cells["llama: a"]["error"] = "old"
     assert rows()[1]["llama: a"]["error"] == "ValueError: told"
     monkeypatch.setattr(
         gpu, "all_cells", lambda tiny: [Cell(part="llama", name="a", work=fine)]
@@ -134,8 +137,8 @@ def test_chunks_and_errors(tmp_path, monkeypatch):
 
 
 def test_cells_of_two_devices_are_not_mixed(tmp_path):
-    path = tmp_path / "gpu.json"
-    path.write_text(json.dumps({"device": {"device": "NVIDIA H200"}, "cells": {}}))
+    records = Records("gpu", "measured", tmp_path / "gpu.jsonl")
+    records.add(gpu.DEVICE, {"device": "NVIDIA H200"})
     with pytest.raises(SystemExit, match="has cells of NVIDIA H200, and this is cpu"):
         called(tmp_path, "--tiny")
 
@@ -156,13 +159,11 @@ def ran(seconds, gib, **more):
         "simulated_exposed_seconds": 0.0,
         "measured_exposed_seconds": 0.0,
         "losses": [2.0, 1.0],
-        "date": "2026-01-01",
-        "versions": {"jax": "1"},
         **more,
     }
 
 
-def test_the_table_compares_with_the_best_that_fits_and_counts_what_is_known():
+def test_the_table_compares_with_the_best_that_fits_and_counts_what_is_known(tmp_path):
     plan = "llama: stowax, budget {} of 6"
     cells = {
         "llama: as it is written": ran(1.0, 20),
@@ -177,9 +178,10 @@ def test_the_table_compares_with_the_best_that_fits_and_counts_what_is_known():
         "measured: two": ran(1.0, 10, peak_bytes=10 * GIB, peak_before_bytes=10 * GIB)
         | {"simulated_seconds": 1.2},
     }
-    where = {"device": "NVIDIA H200", "device_bytes": 139 * GIB, "cores": 16}
-    data = {"command": gpu.COMMAND, "cells": cells}
-    text = gpu_table.text(data | {"device": where | {"platform_version": "cuda 13"}})
+    records = Records("gpu", "measured", tmp_path / "gpu.jsonl")
+    for cell, figures in cells.items():
+        records.add(cell, figures)
+    text = gpu_table.page(records)
     assert "No slower than the best policy that fits: 1 of 2 budgets" in text
     assert "minimal, 2000.00 ms | 0.750 |" in text
     assert "as it is written, 1000.00 ms | 1.200 |" in text

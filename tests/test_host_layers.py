@@ -1,7 +1,7 @@
 """Layers whose parameters are in host memory give the numbers of those on the device.
 
 A step is traced with everything on the device and run again with weights, and their
-gradients, in host memory (`benchmarks.host_weights.host_step`): operation by operation
+gradients, in host memory (`host_weights.host_step`): operation by operation
 the results are the same bits. What it saves is read from programs compiled for chips
 that are not there. Together about 60 s, most of it compiling.
 """
@@ -15,9 +15,10 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
+import host_weights
 import stowax
-from benchmarks import host_weights
-from benchmarks.host_weights import compile_hosted, host_step, specs_of
+from benchmarks.models.host_layers import FORMS, specs_of
+from host_weights import compile_hosted, host_step
 from layered import LAYERS, WIDTH, X, draw
 from planned_models import target_or_skip
 from planned_steps import CHOICES, assert_same_bits, at_random, unfused
@@ -286,7 +287,7 @@ MATRIX = 2048 * 4096 * 2  # bytes, bfloat16
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", host_weights.FORMS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["v5p-8", "h200"])
 def test_bytes_of_compiled_programs(name, form, usual_promotion):
     machine = target_or_skip(name)

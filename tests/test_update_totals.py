@@ -8,7 +8,7 @@ the state in host memory it holds 8 A less, and a few blocks more.
 import pytest
 
 import stowax
-from benchmarks.adam_step import streamed, whole
+from adam_programs import streamed, whole
 from benchmarks.models import adam_tutorial
 from planned_models import target_or_skip
 

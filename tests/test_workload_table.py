@@ -33,7 +33,7 @@ GIB = 2**30
 
 def line(kind, name, cell=None, **figures):
     given = {"workload": "vit-g", "target": "h200", "kind": kind, "name": name}
-    given |= {"cell": cell, "date": "2026-01-01", "exposed_seconds": 0}
+    given |= {"cell": cell, "exposed_seconds": 0}
     return given | {"host_computations": 0, "compiling_seconds": 1} | figures
 
 
@@ -88,12 +88,11 @@ def test_every_cell_is_counted_against_what_fits_it():
 
 
 def test_lost_cells_stand_in_the_table_with_their_reason(tmp_path):
-    path = tmp_path / "comparison.jsonl"
+    records = _record.Records("comparison", "simulated", tmp_path / "lines.jsonl")
     again = planned(3, 12, 11, 2.9)  # a later line of the same cell
-    for record in (*LINES, again):
-        _record.append_line(path, record)
-    comparison_table.write(path)
-    text = path.with_suffix(".md").read_text()
+    for figures in (*LINES, again):
+        records.add(_record.cell_name(*comparison.key_of(figures)), figures)
+    text = comparison_table.page(records)
     assert "faster in 2, as fast in 1, slower in 2; in 1 only" in text
     # Full recomputation takes 4 s; plans that fit beside it: 4, 3.5, 2.9 and 2.
     mean = math.prod([4.0, 3.5, 2.9, 2.0]) ** (1 / 4) / 4

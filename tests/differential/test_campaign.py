@@ -7,7 +7,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import __main__ as runner
 from benchmarks import differential, differential_table
+from benchmarks._record import Records
 
 
 def record(seed, outcome, kind="", features=(), moved=()):
@@ -89,10 +91,13 @@ def test_records_are_kept_from_one_run_to_the_next(monkeypatch, tmp_path):
     monkeypatch.setattr(differential, "_Worker", StandIn)
     keep, out = tmp_path / "records.jsonl", tmp_path / "table.md"
     for programs in (3, 5):
-        arguments = ["--programs", str(programs), "--keep", str(keep)]
-        assert differential.main([*arguments, "--out", str(out)]) == 0
+        given = ["--programs", str(programs), "--keep", str(keep), "--out", str(out)]
+        given += ["--output", str(tmp_path / "differential.jsonl")]
+        assert runner.run("differential", given) == 0
     assert not keep.exists()
     packed = gzip.decompress((tmp_path / "records.jsonl.gz").read_bytes()).decode()
     seeds = [json.loads(line)["seed"] for line in packed.splitlines()]
     assert sorted(seeds) == [0, 1, 2, 3, 4]
     assert "5 random programs under 5 plans" in out.read_text()
+    run = Records("differential", "", tmp_path / "differential.jsonl").cells["table"]
+    assert (run["programs"], run["outcomes"]["planned"]) == (5, 5)

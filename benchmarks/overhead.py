@@ -193,10 +193,10 @@ def tiny_steps() -> tuple[Any, Any, Any, Any, tuple[Any, ...], Any]:
     plan = stowax.plan(step, *args, budget=middle, progress=False)
     # Two functions, so that each has a cache of its own.
     plain, again = (
-        jax.jit(lambda s, b: step(s, b), donate_argnums=plan.donate_argnums)
+        jax.jit(lambda s, b: step(s, b), donate_argnums=plan.program.donate_argnums)
         for _ in range(2)
     )
-    donated = plan.donate_argnums
+    donated = plan.program.donate_argnums
     jitted = stowax.jit(step, donate_argnums=donated, progress=False)
     return plain, again, jitted, plan.apply(step), args, plan
 
@@ -225,7 +225,7 @@ def measure(imports: int, calls: int) -> dict[str, Any]:
         "dispatch_of_jit": summary(by_jit),
         "dispatch_of_itself": summary(against_itself),
         "planned_outcome": plan.outcome,
-        "planned_stored": [s.stored for s in plan.stacks],
+        "planned_stored": [s.stored for s in plan.program.stacks],
     }
 
 

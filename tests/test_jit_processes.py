@@ -46,7 +46,7 @@ try:
         for _ in range(3):
             now, loss = run(now, x)
             found[name].append(float(loss))
-    stored = [stack.stored for stack in step.plan.stacks]
+    stored = [stack.stored for stack in step.plan.program.stacks]
     found["plan"] = [step.plan.fits, stored, step.plan.device_bytes]
 except stowax._errors.PlanMismatchError as error:
     found["error"] = str(error)

@@ -22,9 +22,11 @@ def test_a_plan_improves_or_stays():
     found = plan(train, *arguments(), budget=budget, compiles=7)
     assert found.fits
     assert found.step_seconds <= usual.step_seconds
-    assert len(usual.trials) <= len(found.trials) <= 7
+    assert len(usual.search.trials) <= len(found.search.trials) <= 7
     assert found.step_seconds == min(
-        t.step_seconds for t in found.trials if t.compiled_bytes <= found.budget_bytes
+        t.step_seconds
+        for t in found.search.trials
+        if t.compiled_bytes <= found.budget_bytes
     )
 
 
@@ -39,4 +41,4 @@ def test_more_programs_find_a_faster_step_where_nothing_has_to_move():
     assert found.outcome in ("optimal", "feasible")
     assert found.step_seconds < 0.8 * written.step_seconds
     assert found.device_bytes < 0.5 * written.device_bytes
-    assert found.trials[0].what == "as written"
+    assert found.search.trials[0].what == "as written"

@@ -82,7 +82,7 @@ def test_the_state_costs_no_device_memory_but_blocks(offloaded):
     step, args = step_with(ADAM), arguments(ADAM)
     stays = plan(step, *args)
     assert stays.outcome == "unneeded"
-    assert not offloaded.stacks[0].stored or offloaded.fits
+    assert not offloaded.program.stacks[0].stored or offloaded.fits
     assert set(state_decisions(offloaded).values()) == {"offload"}
     assert compiled_total(offloaded, step, *args) == offloaded.device_bytes
     # Each of two moments has at most two blocks of a megabyte on the device.

@@ -152,11 +152,11 @@ def options_of(wishes, taken):
 def what_moves(plan):
     """What the plan changes, in words; nothing if the step runs as it is written."""
     found = set()
-    for stack in plan.stacks:
+    for stack in plan.program.stacks:
         if stack.stored is not None:
             ways = {way.split()[0] for way in stack.stored.values()} or {"recompute"}
             found |= {f"{way} activations" for way in ways} | {"loop"}
-    for argument in plan.arguments:
+    for argument in plan.program.arguments:
         if argument.memory_kind != "device":
             found.add(f"{argument.role} on host")
     return tuple(sorted(found))

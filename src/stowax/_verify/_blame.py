@@ -245,8 +245,8 @@ def _blame(
 
 def _key(plan: Plan) -> Any:
     """What tells plans for one step apart that are parts of one plan."""
-    stored = tuple(tuple(sorted((s.stored or {}).items())) for s in plan.stacks)
-    return stored, tuple(a.memory_kind for a in plan.arguments)
+    stored = tuple(tuple(sorted((s.stored or {}).items())) for s in plan.program.stacks)
+    return stored, tuple(a.memory_kind for a in plan.program.arguments)
 
 
 def without(
@@ -257,7 +257,7 @@ def without(
 ) -> Plan:
     """`plan` with some of its decisions made `way` instead."""
     records = []
-    for record in plan.stacks:
+    for record in plan.program.stacks:
         mine = [d.value for d in left_out if d.stack == record.name]
         if record.stored is not None and mine:
             stored = _stored(stacks[record.name], record.stored, mine, way)
@@ -266,9 +266,12 @@ def without(
     names = {d.name for d in left_out if d.stack not in stacks}
     arguments = tuple(
         dataclasses.replace(a, memory_kind="device") if _is_named(a, names) else a
-        for a in plan.arguments
+        for a in plan.program.arguments
     )
-    return dataclasses.replace(plan, stacks=tuple(records), arguments=arguments)
+    program = dataclasses.replace(
+        plan.program, stacks=tuple(records), arguments=arguments
+    )
+    return dataclasses.replace(plan, program=program)
 
 
 def _stored(

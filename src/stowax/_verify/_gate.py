@@ -48,12 +48,12 @@ class Gate:
         device = _cpu() if reference == "cpu" else None
         self.pairs = self._pairs()
         self.plain = plain_version(
-            step, plan.arguments, self.pairs, traced.donate, device
+            step, plan.program.arguments, self.pairs, traced.donate, device
         )
         platform = (device or jax.devices()[0]).platform
         self.rounding = self._rounding(platform)
         state = State(
-            records=plan.arguments,
+            records=plan.program.arguments,
             starts=jax.tree.leaves(args),
             pairs=self.pairs,
             objects=objects,
@@ -124,7 +124,9 @@ class Gate:
         return reference.check(found), self.repeats
 
     def _under(self, plan: Plan) -> Reference:
-        return self.reference.under(plan.arguments, plan.gradients_on_host)
+        return self.reference.under(
+            plan.program.arguments, plan.program.gradients_on_host
+        )
 
     def _look_again(
         self,
@@ -199,7 +201,7 @@ class Gate:
 
         Nothing where the plan leaves layers alone: the two would be one program.
         """
-        if all(stack.stored is None for stack in self.plan.stacks):
+        if all(stack.stored is None for stack in self.plan.program.stacks):
             return []
         self.say("comparing the gradients")
         reference = Reference(1, self.rounding, State(), "gradient")

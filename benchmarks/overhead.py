@@ -30,6 +30,7 @@ import jax
 import stowax
 from benchmarks import _record
 from benchmarks.models import scan_transformer
+from stowax._records._plan import stored_by
 
 COMMAND = "python -m benchmarks.overhead"
 RESULT = _record.RESULTS / "overhead.json"
@@ -225,7 +226,9 @@ def measure(imports: int, calls: int) -> dict[str, Any]:
         "dispatch_of_jit": summary(by_jit),
         "dispatch_of_itself": summary(against_itself),
         "planned_outcome": plan.outcome,
-        "planned_stored": [s.stored for s in plan.program.stacks],
+        "planned_stored": [
+            stored_by(plan.decisions, s.name) for s in plan.program.stacks
+        ],
     }
 
 

@@ -45,7 +45,6 @@ STACK = StackRecord(
     count=32,
     unrolled=False,
     fingerprint="f",
-    stored={0: "offload", 1: "keep"},
     forward_seconds=0.0501,
     backward_seconds=0.1002,
     forward_window_used=0.41,
@@ -91,6 +90,7 @@ PLAN = PlanRecord(
                 path="state", shape=(4,), shard=(4,), dtype="float32", role="parameter"
             ),
         ),
+        rewritten=True,
         donate_argnums=(0,),
         compiler_options={},
         keep_checkpoint=False,

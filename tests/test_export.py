@@ -41,7 +41,6 @@ def plan(*decisions, unrolled=False, source="/home/me/model.py:30", stacks=True)
         count=LAYERS,
         unrolled=unrolled,
         fingerprint="",
-        stored={},
         forward_seconds=0.0,
         backward_seconds=0.0,
         forward_window_used=0.0,

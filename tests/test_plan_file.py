@@ -44,9 +44,9 @@ def test_the_schema_is_stable(moved):
     assert list(data) == ["format", "program", "decisions", "proof", "search"]
     assert set(data["program"]) == {
         *("step", "target", "device_kind", "compile_only", "versions"),
-        *("arguments", "taken_apart", "stacks", "donate_argnums", "compiler_options"),
-        *("keep_checkpoint", "roll", "as_written", "row_major", "lean", "late"),
-        *("gradients_on_host", "least_bytes"),
+        *("arguments", "taken_apart", "stacks", "rewritten", "donate_argnums"),
+        *("compiler_options", "keep_checkpoint", "roll", "as_written", "row_major"),
+        *("lean", "late", "gradients_on_host", "least_bytes"),
     }
     assert set(data["proof"]) == {
         *("fits", "budget_bytes", "host_budget_bytes", "device_bytes", "host_bytes"),
@@ -60,7 +60,7 @@ def test_the_schema_is_stable(moved):
     }
     assert set(data["decisions"][0]) == {
         *("stack", "value", "name", "source", "role", "shape", "dtype", "count"),
-        *("bytes", "decision", "reason", "pinned"),
+        *("bytes", "decision", "reason", "travel", "pinned"),
     }
     json.dumps(data, allow_nan=False)
 
@@ -148,10 +148,8 @@ def damaged(found, change):
             "which is no whole plan (program.donate_argnums is (-1,)). ",
         ),
         (
-            lambda p: damaged(
-                p, lambda d: d["program"]["stacks"][0].update(stored={"x": "keep"})
-            ),
-            "which is no whole plan (program.stacks.0.stored has the key 'x'). ",
+            lambda p: damaged(p, lambda d: d["decisions"][0].update(travel="slow")),
+            "which is no whole plan (decisions.0.travel is 'slow'). ",
         ),
         (lambda p: "[" * 100_000, "which is no whole plan ("),
     ],
@@ -244,21 +242,38 @@ def test_a_plan_for_another_model_is_refused(moved):
 
 
 @pytest.mark.parametrize(
-    ("stored", "text"),
+    ("change", "text"),
     [
-        ({"0": "stash"}, "stored 0: 'stash' of "),
-        ({"99999": "keep"}, "stored 99999: 'keep' of "),
-        ({}, "is not stored, and a layer's input cannot be computed again"),
+        ({"travel": "early"}, "stored 0: 'keep early' of "),
+        ({"value": 99999}, "stored 99999: 'keep' of "),
+        (
+            {"decision": "recompute"},
+            "is not stored, and a layer's input cannot be computed again",
+        ),
     ],
 )
-def test_a_plan_edited_into_what_cannot_be(moved, tmp_path, stored, text):
+def test_a_plan_edited_into_what_cannot_be(moved, tmp_path, change, text):
     path = tmp_path / "plan.json"
-    path.write_text(
-        damaged(moved, lambda d: d["program"]["stacks"][0].update(stored=stored))
-    )
+    data = moved.to_json()
+    (kept,) = (d for d in data["decisions"] if d["decision"] == "keep")
+    kept.update(change)
+    path.write_text(json.dumps(data))
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path).apply(train).lower(*ARGS)
     assert text in str(caught.value)
+
+
+def test_a_decision_that_is_edited_is_in_effect(moved, tmp_path):
+    path = tmp_path / "plan.json"
+    data = moved.to_json()
+    for decision in data["decisions"]:
+        decision["decision"] = "keep"
+    path.write_text(json.dumps(data))
+    kept, again = (
+        found.apply(train).lower(*ARGS).as_text()
+        for found in (stowax.load_plan(path), moved)
+    )
+    assert kept.count("stablehlo.dot_general") < again.count("stablehlo.dot_general")
 
 
 def test_a_plan_for_another_attached_device_is_refused(moved, tmp_path):

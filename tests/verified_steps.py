@@ -11,6 +11,7 @@ import stowax
 from plan_parts import changed
 from stowax._layers import _passes
 from stowax._plan._plan import Plan
+from stowax._records._plan import stored_by
 
 LAYERS, ROWS = 4, 16
 LARGE = 256  # a width at which state is large enough to be streamed
@@ -63,17 +64,20 @@ def made(width=16):
 def offloading(plan, state=()):
     """`plan` with all that it stores of its layers offloaded, and this state."""
     (stack,) = plan.program.stacks
-    stored = dict.fromkeys(stack.stored, "offload")
-    stored[min(stored)] = "offload early"
+    stored = stored_by(plan.decisions, stack.name)
+    first = (stack.name, min(stored))
     return changed(
         plan,
-        stacks=(dataclasses.replace(stack, stored=stored),),
         arguments=tuple(
             dataclasses.replace(a, memory_kind="pinned_host") if a.path in state else a
             for a in plan.program.arguments
         ),
         decisions=tuple(
-            dataclasses.replace(d, decision="offload")
+            dataclasses.replace(
+                d,
+                decision="offload",
+                travel="early" if (d.stack, d.value) == first else None,
+            )
             if d.name in state or (d.stack == stack.name and d.value in stored)
             else d
             for d in plan.decisions

@@ -10,7 +10,13 @@ from typing import Any
 from .._hardware._pinned import beyond_the_pool
 from .._jaxprs._canonical import outline
 from .._planner import baselines, evaluate, policies
-from .._records._plan import Baseline, DecisionRecord, StackRecord
+from .._records._plan import (
+    TRAVELS,
+    Baseline,
+    DecisionRecord,
+    StackRecord,
+    Travel,
+)
 from .._records._stages import (
     Body,
     Decisions,
@@ -21,6 +27,7 @@ from .._records._stages import (
 )
 from .._search._space import Space
 from .._state._state import NAME as STATE
+from .._survey._apply import StackPlan, StepPlan
 from .._survey._survey import Survey
 from .._units import format_bytes, format_seconds
 from .._update._blocks import BlockSize
@@ -31,11 +38,13 @@ _SEEN = 0.01
 
 
 def decision_records(
-    survey: Survey, decisions: Decisions, pinned: dict
+    survey: Survey, decisions: Decisions, plan: StepPlan, pinned: dict
 ) -> tuple[DecisionRecord, ...]:
     """One record per value that the backward pass needs or the plan stores.
 
     And per array of the state that could not leave, but for small ones (`notes`).
+
+    **Arguments:** `plan` is what the step does under the decisions.
     """
 
     def record(stack: str, value: Value, count: int, **fields: Any) -> DecisionRecord:
@@ -55,10 +64,10 @@ def decision_records(
     records = []
     for body, chosen in zip(survey.bodies, decisions, strict=True):
         parts = updated_on_host(body, chosen)
+        stack = plan.stacks.get(body.name)
         for value, decision in zip(body.values, chosen, strict=True):
-            if decision is None or value.available:
-                continue
-            if not value.needed and decision == "recompute":
+            read = value.needed and not value.available
+            if decision is None or (decision == "recompute" and not read):
                 continue
             count = _count(survey, body, value)
             records.append(
@@ -68,6 +77,7 @@ def decision_records(
                     count,
                     bytes=value.bytes * body.count // count,
                     decision=decision,
+                    travel=_travel(stack, value.index),
                     reason=reason_of(survey, body, value, decision, parts),
                 )
             )
@@ -87,6 +97,12 @@ def decision_records(
     return tuple(records)
 
 
+def _travel(stack: StackPlan | None, value: int) -> Travel | None:
+    """How the copies of a value are timed, which `_layers` has in the way's name."""
+    way = stack.stored.get(value, "") if stack else ""
+    return next((travel for travel in TRAVELS if way.endswith(travel)), None)
+
+
 def _count(survey: Survey, body: Body, value: Value) -> int:
     """How many arrays a value stands for: one a layer, or all that are alike."""
     if body.phase == "layers" or survey.state is None:
@@ -95,16 +111,14 @@ def _count(survey: Survey, body: Body, value: Value) -> int:
 
 
 def stack_records(
-    survey: Survey, decisions: Decisions | None, evaluation: Evaluation | None
+    survey: Survey, evaluation: Evaluation | None, *, rewritten: bool
 ) -> tuple[StackRecord, ...]:
-    """One record per repeated body, with what it stores."""
-    plans = survey.step_plan(decisions).stacks if decisions is not None else {}
+    """One record per repeated body."""
     records = []
     for k, body in enumerate(survey.bodies):
         if body.phase == "update":
             continue
         traced = survey.step.stacks[body.name]
-        plan = plans.get(body.name)
         records.append(
             StackRecord(
                 name=body.name,
@@ -112,7 +126,6 @@ def stack_records(
                 count=body.count,
                 unrolled=traced.stack.separate,
                 fingerprint=traced.body.forward.fingerprint,
-                stored=dict(plan.stored) if plan else None,
                 forward_seconds=body.forward_seconds,
                 backward_seconds=body.backward_seconds,
                 forward_window_used=(
@@ -121,7 +134,7 @@ def stack_records(
                 backward_window_used=(
                     evaluation.backward_window_used[k] if evaluation else 0.0
                 ),
-                outline=tuple(outline(traced.body.forward.jaxpr)) if plan else (),
+                outline=tuple(outline(traced.body.forward.jaxpr)) if rewritten else (),
             )
         )
     return tuple(records)

@@ -99,9 +99,8 @@ def step_under(plan: Plan, asked: Asked) -> Any:
     Not for a target that is not there, where it was recorded with other devices; nor
     where nothing of what is marked is decided on.
     """
-    decides = any(stack.stored is not None for stack in plan.program.stacks)
     here = not asked.machine.compile_only
-    return asked.recording if decides and here else asked.step
+    return asked.recording if plan.program.rewritten and here else asked.step
 
 
 def given_by(flat: Any) -> Callable[[Any], Any]:

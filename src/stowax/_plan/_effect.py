@@ -7,7 +7,7 @@ import jax
 
 from .._errors import PlanMismatchError
 from .._layers._rewrite import Options
-from .._records._plan import PlanRecord, ProgramRecord
+from .._records._plan import PlanRecord, ProgramRecord, stored_by
 from .._state._stream import Hosted
 from .._survey._apply import StackPlan, StepPlan, apply_decisions, attach_options
 from .._target._target import is_here, platform_of
@@ -39,9 +39,13 @@ def put_into_effect(
             f"{attached} here. Make a plan on this machine."
         )
     stacks = {
-        s.name: StackPlan(fingerprint=s.fingerprint, stored=s.stored, outline=s.outline)
-        for s in program.stacks
-        if s.stored is not None
+        stack.name: StackPlan(
+            fingerprint=stack.fingerprint,
+            stored=stored_by(plan.decisions, stack.name),
+            outline=stack.outline,
+        )
+        for stack in program.stacks
+        if program.rewritten
     }
     hosted = _hosted(program)
     jitted = apply_decisions(

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -22,6 +21,7 @@ from .._planner import solve
 from .._records._plan import (
     ArgumentRecord,
     Baseline,
+    DecisionRecord,
     PinPrice,
     ProgramRecord,
     ProofRecord,
@@ -34,7 +34,7 @@ from .._search._space import Attempt, Space, narrowed
 from .._state._shards import partition_of, shard_shape
 from .._state._state import NAME as STATE
 from .._state._stream import Hosted
-from .._survey._preferences import Preferences
+from .._survey._apply import StepPlan
 from .._survey._survey import Survey
 from .._versions import versions
 from ._finding import Found
@@ -43,34 +43,39 @@ from ._plan import Plan
 
 def written_down(found: Found, *, taken_apart: bool) -> Plan:
     """The plan that was found; `taken_apart` as in `ProgramRecord`."""
-    best = found.best
+    best, survey = found.best, found.best.space.survey
+    done = survey.step_plan(best.decisions) if best.decisions else None
     return Plan(
-        program=_program(best.space.survey, best, taken_apart),
-        decisions=_decisions(best.space.survey, best, best.space.preferences),
+        program=_program(survey, best, done, taken_apart),
+        decisions=_decisions(best, done),
         proof=_proof(found.search, best),
         search=_search(found.search, best, found.seconds),
     )
 
 
-def _program(survey: Survey, best: Attempt, taken_apart: bool) -> ProgramRecord:
-    """How the step is read, rewritten and compiled."""
+def _program(
+    survey: Survey, best: Attempt, done: StepPlan | None, taken_apart: bool
+) -> ProgramRecord:
+    """How the step is read, rewritten and compiled; `done` is what a plan does."""
     traced, machine, options = survey.step, survey.target, survey.options
-    plan = survey.step_plan(best.decisions) if best.decisions else None
+    hosted = done.hosted if done else None
+    rewritten = done is not None and bool(done.stacks)
     return ProgramRecord(
         step=traced.name,
         target=machine.name,
         device_kind=(machine.compile_devices or machine.devices)[0].device_kind,
         compile_only=machine.compile_only,
-        arguments=_arguments(survey, plan.hosted if plan else None),
+        arguments=_arguments(survey, hosted),
         taken_apart=taken_apart,
-        stacks=stack_records(survey, best.decisions, best.evaluation),
+        stacks=stack_records(survey, best.evaluation, rewritten=rewritten),
+        rewritten=rewritten,
         donate_argnums=survey.step.donate if best.donated else (),
         compiler_options=dict(best.options),
         keep_checkpoint=options.keep_checkpoint,
         roll=options.roll,
         as_written=options.as_written,
         row_major=options.row_major,
-        lean=bool(plan and plan.hosted and plan.hosted.lean),
+        lean=hosted is not None and hosted.lean,
         late=not survey.tight,
         gradients_on_host=survey.gradients_on_host,
         least_bytes=survey.least_bytes,
@@ -185,9 +190,10 @@ def _baselines(search: Search, best: Attempt) -> tuple[Baseline, ...]:
     return *own, *records(search.rolled, lambda name: name == moves)
 
 
-def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
-    if best.decisions is None or best.evaluation is None:
+def _decisions(best: Attempt, done: StepPlan | None) -> tuple[DecisionRecord, ...]:
+    if best.decisions is None or done is None:
         return ()
+    survey, preferences = best.space.survey, best.space.preferences
     values = [(body.name, value) for body in survey.bodies for value in body.values]
     values += [(STATE, staying.value) for staying in survey.staying]
     pinned = {
@@ -195,7 +201,7 @@ def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
         for body, value in values
         if (pattern := preferences.matched(value)) is not None
     }
-    return decision_records(survey, best.decisions, pinned)
+    return decision_records(survey, best.decisions, done, pinned)
 
 
 def _pin_prices(space: Space, budget: int) -> tuple[PinPrice, ...]:

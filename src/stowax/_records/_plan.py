@@ -8,6 +8,7 @@ one piece; `_plan_file` reads it.
 import dataclasses
 import json
 import os
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from .._files import write_whole
@@ -18,13 +19,20 @@ FORMAT_VERSION = 12
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
 
+Travel = Literal["early", "ahead"]
+TRAVELS: tuple[Travel, ...] = ("early", "ahead")
+"""What the copies of an offloaded value may be but late (`_pipeline`)."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
     """What happens to one value of a repeated body.
 
-    `bytes` are of one layer, per device; `count` is the number of layers. `pinned` is
-    the pattern of the user's that narrowed the choice, if one did.
+    `bytes` are of one layer, per device; `count` is the number of layers. `travel` is
+    how copies of a layer's offloaded value are timed: `"early"` ones leave in the
+    iteration that makes the value and come back in the one that reads it, `"ahead"`
+    ones come back an iteration before; `None` is late, an iteration apart both ways.
+    `pinned` is the pattern of the user's that narrowed the choice, if one did.
     """
 
     stack: str
@@ -38,15 +46,28 @@ class DecisionRecord:
     bytes: int
     decision: Decision
     reason: str
+    travel: Travel | None = None
     pinned: str | None = None
+
+    @property
+    def way(self) -> str:
+        """The decision with its travel: how the layers store the value, if they do."""
+        return f"{self.decision} {self.travel}" if self.travel else self.decision
+
+
+def stored_by(decisions: Iterable[DecisionRecord], stack: str) -> dict[int, str]:
+    """What a repeated body stores under the decisions: value number → way."""
+    mine = (d for d in decisions if d.stack == stack and d.decision != "recompute")
+    return {d.value: d.way for d in mine}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StackRecord:
-    """One repeated body: where it is, and what it stores (value number → how).
+    """One repeated body: where it is, and what it takes by the planner's model.
 
-    `stored` is `None` where the step runs as it is written. `fingerprint` is a digest
-    of `outline`, the body's operations one a line: what a step is known by.
+    `fingerprint` is a digest of `outline`, the body's operations one a line: what a
+    step is known by. The outline of a body that runs as it is written is empty. Seconds
+    are of one layer; a window used is the part of them that copies take.
     """
 
     name: str
@@ -54,7 +75,6 @@ class StackRecord:
     count: int
     unrolled: bool
     fingerprint: str
-    stored: dict[int, str] | None
     forward_seconds: float
     backward_seconds: float
     forward_window_used: float
@@ -131,7 +151,8 @@ class ProgramRecord:
     - `arguments` are the arrays that the step takes, in flat order. `taken_apart` says
       that it takes more than pytrees of arrays (objects, functions, arguments by name)
       and that these arrays are in them.
-    - `stacks` are the repeated bodies, in forward order.
+    - `stacks` are the repeated bodies, in forward order. They store what the decisions
+      say where they are `rewritten`, and run as they are written else.
     - `donate_argnums` and `compiler_options` are given to `jax.jit`.
     - `keep_checkpoint`, `roll`, `as_written` and `row_major` are how the step is read
       and run (`_rewrite.Options`).
@@ -150,6 +171,7 @@ class ProgramRecord:
     arguments: tuple[ArgumentRecord, ...]
     taken_apart: bool
     stacks: tuple[StackRecord, ...]
+    rewritten: bool
     donate_argnums: tuple[int, ...]
     compiler_options: dict[str, str | bool | int | float]
     keep_checkpoint: bool

@@ -335,7 +335,7 @@ def check_stored(stack: Stack, body: LinearizedBody, stored: Stored) -> None:
     if missing:
         raise PlanMismatchError(
             f"plan: value {missing[0]} of {stack.name} is not stored, and a layer's "
-            f'input cannot be computed again. Store it: "{missing[0]}": "keep".'
+            "input cannot be computed again. Decide to keep it."
         )
 
 

@@ -226,7 +226,7 @@ def _notes(plan: Plan, gate: Gate, leaves: Sequence[LeafCheck]) -> list[str]:
             "steps have changed: they would not show an error, the others have to."
         )
     moved = any(a.memory_kind != "device" for a in plan.program.arguments)
-    if not moved and all(s.stored is None for s in plan.program.stacks):
+    if not moved and not plan.program.rewritten:
         notes.append(
             "The plan moves nothing: both runs are of the step as it is written."
         )

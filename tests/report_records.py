@@ -17,6 +17,7 @@ from stowax._records._plan import (
     Trial,
 )
 from stowax._records._program import Transfer
+from stowax._records._stages import Options
 from stowax._records._timeline import Timeline, Unpriced
 
 GIB = 2**30
@@ -93,10 +94,7 @@ PLAN = PlanRecord(
         rewritten=True,
         donate_argnums=(0,),
         compiler_options={},
-        keep_checkpoint=False,
-        roll=True,
-        as_written=False,
-        row_major=False,
+        options=Options(),
         lean=False,
         late=True,
         gradients_on_host=False,

@@ -276,7 +276,7 @@ def test_the_users_own_checkpoint_is_kept_or_decided_anew():
     pin = {"layer input 0": "offload"}
     anew = plan(step_of(loss), *arguments(), pin=pin)
     kept = plan(step_of(loss), *arguments(), pin=pin, keep_checkpoint=True)
-    assert kept.program.keep_checkpoint
+    assert kept.program.options.keep_checkpoint
     # Inside a checkpoint there is nothing left to decide on but what it reads.
     assert {d.name for d in of_layers(kept)} == {"layer input 0"}
     assert len(anew.decisions) > len(kept.decisions)

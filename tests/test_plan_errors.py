@@ -23,7 +23,7 @@ from planned_models import (
     weights,
 )
 from stowax._errors import ArgumentError, CompileError, StepError
-from stowax._layers._rewrite import Options
+from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 
 ARGS = arguments(rows=64)

@@ -14,7 +14,8 @@ import stowax
 from layered import run_layers
 from stowax._errors import ArgumentError, StepError
 from stowax._jaxprs._canonical import digest, outline
-from stowax._layers._rewrite import Options, Rewriter
+from stowax._layers._rewrite import Rewriter
+from stowax._records._stages import Options
 from stowax._step._recording import record
 from stowax._step._trace import trace_step
 

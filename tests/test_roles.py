@@ -12,7 +12,7 @@ import pytest
 import stowax
 from planned_models import spec
 from stowax._errors import StepError
-from stowax._layers._rewrite import Options
+from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 
 LAYERS, WIDTH = 3, 8

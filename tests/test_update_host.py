@@ -20,8 +20,8 @@ from planned_models import QUICK, spec, target_or_skip
 from stowax import _jax
 from stowax._hardware._figures import RATE, assumed
 from stowax._hlo._host_calls import is_planned, update_scope
-from stowax._layers._rewrite import Options
 from stowax._planner import baselines
+from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 from stowax._survey._apply import apply_decisions
 from stowax._survey._survey import take_survey

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 from .._errors import PlanMismatchError
-from .._layers._rewrite import Options
 from .._records._plan import PlanRecord, ProgramRecord, stored_by
 from .._state._stream import Hosted
 from .._survey._apply import StackPlan, StepPlan, apply_decisions, attach_options
@@ -51,7 +50,7 @@ def put_into_effect(
     jitted = apply_decisions(
         step,
         StepPlan(stacks=stacks, hosted=hosted) if stacks or hosted else None,
-        options_of(program),
+        program.options,
         donate=program.donate_argnums,
         compiler_options=None if elsewhere else program.compiler_options,
         arguments=program.arguments,
@@ -60,16 +59,6 @@ def put_into_effect(
     # For `stowax.inspect`, which tells what of this is in the compiled program.
     jitted.stowax_plan = plan
     return attach_options(jitted, program.compiler_options) if elsewhere else jitted
-
-
-def options_of(program: ProgramRecord) -> Options:
-    """How the step is read and run."""
-    return Options(
-        keep_checkpoint=program.keep_checkpoint,
-        roll=program.roll,
-        as_written=program.as_written,
-        row_major=program.row_major,
-    )
 
 
 def why_it_does_not_fit(plan: PlanRecord) -> str:

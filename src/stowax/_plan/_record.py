@@ -57,7 +57,7 @@ def _program(
     survey: Survey, best: Attempt, done: StepPlan | None, taken_apart: bool
 ) -> ProgramRecord:
     """How the step is read, rewritten and compiled; `done` is what a plan does."""
-    traced, machine, options = survey.step, survey.target, survey.options
+    traced, machine = survey.step, survey.target
     hosted = done.hosted if done else None
     rewritten = done is not None and bool(done.stacks)
     return ProgramRecord(
@@ -69,12 +69,9 @@ def _program(
         taken_apart=taken_apart,
         stacks=stack_records(survey, best.evaluation, rewritten=rewritten),
         rewritten=rewritten,
+        options=survey.options,
         donate_argnums=survey.step.donate if best.donated else (),
         compiler_options=dict(best.options),
-        keep_checkpoint=options.keep_checkpoint,
-        roll=options.roll,
-        as_written=options.as_written,
-        row_major=options.row_major,
         lean=hosted is not None and hosted.lean,
         late=not survey.tight,
         gradients_on_host=survey.gradients_on_host,

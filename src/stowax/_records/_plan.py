@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from .._files import write_whole
-from ._stages import Decision, Outcome, Role
+from ._stages import Decision, Options, Outcome, Role
 
 FORMAT_VERSION = 12
 
@@ -154,8 +154,7 @@ class ProgramRecord:
     - `stacks` are the repeated bodies, in forward order. They store what the decisions
       say where they are `rewritten`, and run as they are written else.
     - `donate_argnums` and `compiler_options` are given to `jax.jit`.
-    - `keep_checkpoint`, `roll`, `as_written` and `row_major` are how the step is read
-      and run (`_rewrite.Options`).
+    - `options` are how the step is read.
     - `lean` and `late` are how parameters in host memory are fetched and their
       gradients written (`_passes.HostPlan`). `gradients_on_host`: those that the step
       returns of such parameters come in host memory.
@@ -172,12 +171,9 @@ class ProgramRecord:
     taken_apart: bool
     stacks: tuple[StackRecord, ...]
     rewritten: bool
+    options: Options
     donate_argnums: tuple[int, ...]
     compiler_options: dict[str, str | bool | int | float]
-    keep_checkpoint: bool
-    roll: bool
-    as_written: bool
-    row_major: bool
     lean: bool
     late: bool
     gradients_on_host: bool

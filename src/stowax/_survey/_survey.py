@@ -15,7 +15,6 @@ import jax
 
 from .. import _mlir
 from .._cost._cost import cost_of_jaxpr, operation_seconds, program_seconds
-from .._layers._rewrite import Options
 from .._layers._stack import LOOP_SCOPE
 from .._planner import baselines
 from .._predict._predict import MemoryPrediction, predict_memory
@@ -25,6 +24,7 @@ from .._records._stages import (
     Body,
     Decision,
     Decisions,
+    Options,
     Point,
     Problem,
     updated_on_host,

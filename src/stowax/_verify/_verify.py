@@ -21,7 +21,6 @@ from .._calling._objects import together
 from .._errors import ArgumentError
 from .._jax import argument_path
 from .._plan import _asked
-from .._plan._effect import options_of
 from .._plan._plan import Plan
 from .._records import _verification
 from .._records._verification import Blame, LeafCheck
@@ -130,7 +129,7 @@ def _verified(
 ) -> Verification:
     """`verify` for a step that takes and returns arrays."""
     _check_arrays(plan, args)
-    traced = trace_step(step, args, options_of(plan.program))
+    traced = trace_step(step, args, plan.program.options)
     check_learns(step, args, traced)
     gate = Gate(step, plan, traced, args, objects, steps, reference, say)
     gate.run_plain()

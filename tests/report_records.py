@@ -14,6 +14,7 @@ from stowax._records._plan import (
     ProofRecord,
     SearchRecord,
     StackRecord,
+    Streaming,
     Trial,
 )
 from stowax._records._program import Transfer
@@ -95,10 +96,9 @@ PLAN = PlanRecord(
         donate_argnums=(0,),
         compiler_options={},
         options=Options(),
-        lean=False,
-        late=True,
-        gradients_on_host=False,
-        least_bytes=2**20,
+        streaming=Streaming(
+            lean=False, late=True, gradients_on_host=False, least_bytes=2**20
+        ),
         versions={"stowax": "0.1.0", "jax": "0.10.2"},
         taken_apart=False,
     ),

@@ -45,11 +45,13 @@ def test_the_schema_is_stable(moved):
     assert set(data["program"]) == {
         *("step", "target", "device_kind", "compile_only", "versions"),
         *("arguments", "taken_apart", "stacks", "rewritten", "donate_argnums"),
-        *("compiler_options", "options"),
-        *("lean", "late", "gradients_on_host", "least_bytes"),
+        *("compiler_options", "options", "streaming"),
     }
     assert set(data["program"]["options"]) == {
         *("keep_checkpoint", "roll", "as_written", "row_major"),
+    }
+    assert set(data["program"]["streaming"]) == {
+        *("lean", "late", "gradients_on_host", "least_bytes"),
     }
     assert set(data["proof"]) == {
         *("fits", "budget_bytes", "host_budget_bytes", "device_bytes", "host_bytes"),

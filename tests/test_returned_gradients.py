@@ -171,7 +171,7 @@ def test_they_are_tried_where_predictions_of_all_else_were_wrong():
     for budget in (910 * 2**10, MIB):
         found = plan(steps, *arrays, target="h200", budget=budget)
         assert found.fits
-        assert found.program.gradients_on_host
+        assert found.program.streaming.gradients_on_host
     least = plan(steps, *arrays, target="h200", budget=520 * 2**10)
     assert not least.fits
     assert 520 * 2**10 < least.smallest_budget <= least.device_bytes

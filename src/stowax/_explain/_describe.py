@@ -10,13 +10,7 @@ from typing import Any
 from .._hardware._pinned import beyond_the_pool
 from .._jaxprs._canonical import outline
 from .._planner import baselines, evaluate, policies
-from .._records._plan import (
-    TRAVELS,
-    Baseline,
-    DecisionRecord,
-    StackRecord,
-    Travel,
-)
+from .._records._plan import Baseline, DecisionRecord, StackRecord
 from .._records._stages import (
     Body,
     Decisions,
@@ -27,7 +21,8 @@ from .._records._stages import (
 )
 from .._search._space import Space
 from .._state._state import NAME as STATE
-from .._survey._apply import StackPlan, StepPlan
+from .._survey._apply import StepPlan
+from .._survey._preferences import Preferences
 from .._survey._survey import Survey
 from .._units import format_bytes, format_seconds
 from .._update._blocks import BlockSize
@@ -38,7 +33,7 @@ _SEEN = 0.01
 
 
 def decision_records(
-    survey: Survey, decisions: Decisions, plan: StepPlan, pinned: dict
+    survey: Survey, decisions: Decisions, plan: StepPlan, preferences: Preferences
 ) -> tuple[DecisionRecord, ...]:
     """One record per value that the backward pass needs or the plan stores.
 
@@ -57,7 +52,7 @@ def decision_records(
             shape=value.shape,
             dtype=value.dtype,
             count=count,
-            pinned=pinned.get((stack, value.index)),
+            pinned=preferences.matched(value),
             **fields,
         )
 
@@ -65,6 +60,7 @@ def decision_records(
     for body, chosen in zip(survey.bodies, decisions, strict=True):
         parts = updated_on_host(body, chosen)
         stack = plan.stacks.get(body.name)
+        stored = stack.stored if stack else {}
         for value, decision in zip(body.values, chosen, strict=True):
             read = value.needed and not value.available
             if decision is None or (decision == "recompute" and not read):
@@ -77,7 +73,7 @@ def decision_records(
                     count,
                     bytes=value.bytes * body.count // count,
                     decision=decision,
-                    travel=_travel(stack, value.index),
+                    travel=stored.get(value.index, "").partition(" ")[2] or None,
                     reason=reason_of(survey, body, value, decision, parts),
                 )
             )
@@ -95,12 +91,6 @@ def decision_records(
                 )
             )
     return tuple(records)
-
-
-def _travel(stack: StackPlan | None, value: int) -> Travel | None:
-    """How the copies of a value are timed, which `_layers` has in the way's name."""
-    way = stack.stored.get(value, "") if stack else ""
-    return next((travel for travel in TRAVELS if way.endswith(travel)), None)
 
 
 def _count(survey: Survey, body: Body, value: Value) -> int:

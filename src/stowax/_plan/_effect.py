@@ -6,12 +6,11 @@ from typing import Any
 import jax
 
 from .._errors import PlanMismatchError
-from .._records._plan import PlanRecord, ProgramRecord, stored_by
-from .._state._stream import Hosted
+from .._records._plan import PlanRecord, stored_by
+from .._state._stream import hosted_of
 from .._survey._apply import StackPlan, StepPlan, apply_decisions, attach_options
 from .._target._target import is_here, platform_of
 from .._units import format_bytes, format_room
-from .._update._blocks import BlockSize
 
 
 def put_into_effect(
@@ -46,7 +45,8 @@ def put_into_effect(
         for stack in program.stacks
         if program.rewritten
     }
-    hosted = _hosted(program)
+    platform = platform_of(program.target)
+    hosted = hosted_of(program.arguments, program.streaming, platform)
     jitted = apply_decisions(
         step,
         StepPlan(stacks=stacks, hosted=hosted) if stacks or hosted else None,
@@ -85,27 +85,4 @@ def why_it_does_not_fit(plan: PlanRecord) -> str:
     return (
         f"{needs}, and may take {limit} of the device. The "
         f"smallest budget that works is {smallest}.{why}"
-    )
-
-
-def _hosted(program: ProgramRecord) -> Hosted | None:
-    """The arguments in host memory, as `apply` needs them."""
-    mine = {
-        i: argument
-        for i, argument in enumerate(program.arguments)
-        if argument.memory_kind != "device"
-    }
-    if not mine:
-        return None
-    return Hosted(
-        updates={i: a.output for i, a in mine.items()},
-        shards={i: a.shard for i, a in mine.items()},
-        partitions={i: a.partition for i, a in mine.items() if a.partition is not None},
-        orders={i: a.order for i, a in mine.items() if a.order is not None},
-        in_turn=platform_of(program.target) != "tpu",
-        lean=program.lean,
-        on_host=tuple(i for i, argument in mine.items() if argument.on_host),
-        late=program.late,
-        returned=program.gradients_on_host,
-        size=BlockSize.least(program.least_bytes, platform_of(program.target)),
     )

@@ -3,8 +3,6 @@
 import dataclasses
 from collections.abc import Callable
 
-import jax
-
 from .._explain._certificate import certify
 from .._explain._describe import (
     baseline_records,
@@ -19,9 +17,7 @@ from .._explain._fast_memory import fast_memory_notes
 from .._explain._sensitivity import link_notes
 from .._planner import solve
 from .._records._plan import (
-    ArgumentRecord,
     Baseline,
-    DecisionRecord,
     PinPrice,
     ProgramRecord,
     ProofRecord,
@@ -31,10 +27,6 @@ from .._records._plan import (
 from .._records._stages import Decisions
 from .._search._loop import Search
 from .._search._space import Attempt, Space, narrowed
-from .._state._shards import partition_of, shard_shape
-from .._state._state import NAME as STATE
-from .._state._stream import Hosted
-from .._survey._apply import StepPlan
 from .._survey._survey import Survey
 from .._versions import versions
 from ._finding import Found
@@ -44,58 +36,36 @@ from ._plan import Plan
 def written_down(found: Found, *, taken_apart: bool) -> Plan:
     """The plan that was found; `taken_apart` as in `ProgramRecord`."""
     best, survey = found.best, found.best.space.survey
-    done = survey.step_plan(best.decisions) if best.decisions else None
+    decisions = ()
+    if best.decisions is not None:
+        done, wishes = survey.step_plan(best.decisions), best.space.preferences
+        decisions = decision_records(survey, best.decisions, done, wishes)
     return Plan(
-        program=_program(survey, best, done, taken_apart),
-        decisions=_decisions(best, done),
+        program=_program(survey, best, taken_apart),
+        decisions=decisions,
         proof=_proof(found.search, best),
         search=_search(found.search, best, found.seconds),
     )
 
 
-def _program(
-    survey: Survey, best: Attempt, done: StepPlan | None, taken_apart: bool
-) -> ProgramRecord:
-    """How the step is read, rewritten and compiled; `done` is what a plan does."""
+def _program(survey: Survey, best: Attempt, taken_apart: bool) -> ProgramRecord:
+    """How the step is read, rewritten and compiled."""
     traced, machine = survey.step, survey.target
-    hosted = done.hosted if done else None
-    rewritten = done is not None and bool(done.stacks)
+    rewritten = best.decisions is not None and bool(traced.stacks)
     return ProgramRecord(
         step=traced.name,
         target=machine.name,
         device_kind=(machine.compile_devices or machine.devices)[0].device_kind,
         compile_only=machine.compile_only,
-        arguments=_arguments(survey, hosted),
+        arguments=survey.arguments(best.decisions),
         taken_apart=taken_apart,
         stacks=stack_records(survey, best.evaluation, rewritten=rewritten),
         rewritten=rewritten,
         options=survey.options,
         donate_argnums=survey.step.donate if best.donated else (),
         compiler_options=dict(best.options),
-        lean=hosted is not None and hosted.lean,
-        late=not survey.tight,
-        gradients_on_host=survey.gradients_on_host,
-        least_bytes=survey.least_bytes,
+        streaming=survey.streaming(best.decisions),
         versions=versions(),
-    )
-
-
-def _arguments(survey: Survey, hosted: Hosted | None) -> tuple[ArgumentRecord, ...]:
-    traced, specs = survey.step, jax.tree.leaves(survey.specs)
-    return tuple(
-        ArgumentRecord(
-            path=a.path,
-            shape=tuple(a.spec.shape),
-            shard=shard_shape(specs[i]),
-            partition=partition_of(specs[i]),
-            dtype=str(a.spec.dtype),
-            role=a.role,
-            output=traced.updates.get(i),
-            memory_kind="pinned_host" if hosted and i in hosted.shards else "device",
-            on_host=hosted is not None and i in hosted.on_host,
-            order=hosted.orders.get(i) if hosted else None,
-        )
-        for i, a in enumerate(traced.arguments)
     )
 
 
@@ -185,20 +155,6 @@ def _baselines(search: Search, best: Attempt) -> tuple[Baseline, ...]:
     moves = "offload layer inputs"
     own = records(space, lambda name: name != moves)
     return *own, *records(search.rolled, lambda name: name == moves)
-
-
-def _decisions(best: Attempt, done: StepPlan | None) -> tuple[DecisionRecord, ...]:
-    if best.decisions is None or done is None:
-        return ()
-    survey, preferences = best.space.survey, best.space.preferences
-    values = [(body.name, value) for body in survey.bodies for value in body.values]
-    values += [(STATE, staying.value) for staying in survey.staying]
-    pinned = {
-        (body, value.index): pattern
-        for body, value in values
-        if (pattern := preferences.matched(value)) is not None
-    }
-    return decision_records(survey, best.decisions, done, pinned)
 
 
 def _pin_prices(space: Space, budget: int) -> tuple[PinPrice, ...]:

@@ -19,10 +19,6 @@ FORMAT_VERSION = 12
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
 
-Travel = Literal["early", "ahead"]
-TRAVELS: tuple[Travel, ...] = ("early", "ahead")
-"""What the copies of an offloaded value may be but late (`_pipeline`)."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
@@ -46,7 +42,7 @@ class DecisionRecord:
     bytes: int
     decision: Decision
     reason: str
-    travel: Travel | None = None
+    travel: Literal["early", "ahead"] | None = None
     pinned: str | None = None
 
     @property
@@ -143,6 +139,22 @@ class PinPrice:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """How state in host memory comes and goes.
+
+    `lean` and `late` are how parameters are fetched and their gradients written
+    (`_passes.HostPlan`). With `gradients_on_host` those that the step returns of such
+    parameters come in host memory. Below `least_bytes` an array is not worth a copy of
+    its own (`_stages.least_bytes`).
+    """
+
+    lean: bool
+    late: bool
+    gradients_on_host: bool
+    least_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRecord:
     """How the step is read, rewritten and compiled: what `apply` needs.
 
@@ -155,11 +167,7 @@ class ProgramRecord:
       say where they are `rewritten`, and run as they are written else.
     - `donate_argnums` and `compiler_options` are given to `jax.jit`.
     - `options` are how the step is read.
-    - `lean` and `late` are how parameters in host memory are fetched and their
-      gradients written (`_passes.HostPlan`). `gradients_on_host`: those that the step
-      returns of such parameters come in host memory.
-    - `least_bytes` is the size from which an array is worth a copy of its own
-      (`_stages.least_bytes`).
+    - `streaming` is how state in host memory comes and goes.
     - `versions` are those of stowax, JAX and Python that made the plan.
     """
 
@@ -174,10 +182,7 @@ class ProgramRecord:
     options: Options
     donate_argnums: tuple[int, ...]
     compiler_options: dict[str, str | bool | int | float]
-    lean: bool
-    late: bool
-    gradients_on_host: bool
-    least_bytes: int
+    streaming: Streaming
     versions: dict[str, str]
 
 

@@ -124,9 +124,7 @@ class Gate:
         return reference.check(found), self.repeats
 
     def _under(self, plan: Plan) -> Reference:
-        return self.reference.under(
-            plan.program.arguments, plan.program.gradients_on_host
-        )
+        return self.reference.under(plan.program)
 
     def _look_again(
         self,

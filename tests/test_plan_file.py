@@ -8,6 +8,7 @@ import pytest
 import stowax
 from planned_models import arguments, plan, step_of, train
 from stowax._errors import ArgumentError, PlanMismatchError
+from stowax._records._plan import CONTRACT
 
 ARGS = arguments(width=64, rows=512)
 INSTEAD = "Give a file that Plan.save or `stowax plan -o` wrote."
@@ -41,7 +42,11 @@ def test_the_schema_is_stable(moved):
     # What stands here, others read: a change of it is a change of FORMAT_VERSION.
     data = moved.to_json()
     assert data["format"] == 12
-    assert list(data) == ["format", "program", "decisions", "proof", "search"]
+    top = ["format", *CONTRACT]
+    assert list(data) == [*top, "program", "decisions", "proof", "search"]
+    # What `Plan` promises by name is at the top, too, for those who read the file.
+    plain = json.loads(json.dumps({**data["proof"], **data["search"]}))
+    assert {name: data[name] for name in CONTRACT} == {n: plain[n] for n in CONTRACT}
     assert set(data["program"]) == {
         *("step", "target", "device_kind", "compile_only", "versions"),
         *("arguments", "taken_apart", "stacks", "rewritten", "donate_argnums"),
@@ -111,6 +116,10 @@ def damaged(found, change):
         (
             lambda p: damaged(p, lambda d: d["search"].pop("gap")),
             "which is no whole plan (search.gap is missing). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d.update(fits=not p.fits)),
+            "which is no whole plan (fits is False, not so in its part). ",
         ),
         (
             lambda p: damaged(p, lambda d: d.update(extra=1)),

@@ -104,6 +104,10 @@ def stack_records(
     survey: Survey, evaluation: Evaluation | None, *, rewritten: bool
 ) -> tuple[StackRecord, ...]:
     """One record per repeated body."""
+    forward = backward = (0.0,) * len(survey.bodies)
+    if evaluation is not None:
+        forward = evaluation.forward_window_used
+        backward = evaluation.backward_window_used
     records = []
     for k, body in enumerate(survey.bodies):
         if body.phase == "update":
@@ -118,12 +122,8 @@ def stack_records(
                 fingerprint=traced.body.forward.fingerprint,
                 forward_seconds=body.forward_seconds,
                 backward_seconds=body.backward_seconds,
-                forward_window_used=(
-                    evaluation.forward_window_used[k] if evaluation else 0.0
-                ),
-                backward_window_used=(
-                    evaluation.backward_window_used[k] if evaluation else 0.0
-                ),
+                forward_window_used=forward[k],
+                backward_window_used=backward[k],
                 outline=tuple(outline(traced.body.forward.jaxpr)) if rewritten else (),
             )
         )

@@ -16,6 +16,12 @@ from ._stages import Decision, Options, Outcome, Role
 
 FORMAT_VERSION = 12
 
+CONTRACT = (
+    *("outcome", "fits", "device_bytes", "host_bytes", "predicted_device_bytes"),
+    *("step_seconds", "gap", "smallest_budget", "baselines"),
+)
+"""Names that others read of a plan: they stand at the top of its JSON, too."""
+
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
 
@@ -329,8 +335,9 @@ class PlanRecord:
         return self.search.pins
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON types, `format` first."""
-        return {"format": FORMAT_VERSION, **_plain(self)}
+        """The plan as JSON types: `format`, `CONTRACT`, and the four parts."""
+        top = {name: _plain(getattr(self, name)) for name in CONTRACT}
+        return {"format": FORMAT_VERSION, **top, **_plain(self)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON; the file appears whole or not at all.

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from .._errors import ArgumentError, PlanMismatchError
 from .._record_json import NotSuchARecord, record_of
-from ._plan import FORMAT_VERSION, PlanRecord
+from ._plan import CONTRACT, FORMAT_VERSION, PlanRecord
 
 Record = TypeVar("Record", bound=PlanRecord)
 
@@ -42,15 +42,26 @@ def plan_from(kind: type[Record], data: Any, path: str) -> Record:
             f"reads format {FORMAT_VERSION}. Install the stowax that wrote it "
             f"({known or 'unknown'}) or plan again."
         )
-    fields = {key: value for key, value in data.items() if key != "format"}
+    top = ("format", *CONTRACT)
+    parts = {key: value for key, value in data.items() if key not in top}
     try:
-        plan: Record = record_of(kind, fields)
+        plan: Record = record_of(kind, parts)
         _check_arguments(plan)
+        _check_top(plan.to_json(), data)
     except NotSuchARecord as error:
         raise ArgumentError(
             "path", f"{path!r}, which is no whole plan ({error})", _INSTEAD
         ) from None
     return plan
+
+
+def _check_top(wanted: dict[str, Any], data: dict[str, Any]) -> None:
+    """**Raises:** `NotSuchARecord` for a name at the top that its part contradicts."""
+    for name in CONTRACT:
+        if data.get(name) != wanted[name]:
+            raise NotSuchARecord(
+                f"{name} is {data.get(name)!r:.60}, not so in its part"
+            )
 
 
 def _written_by(data: dict[str, Any]) -> str | None:

@@ -152,9 +152,9 @@ def planned(workload: str, target: str, budget: int) -> Line:
         "device_bytes": plan.device_bytes,
         "trials": [
             [t.what, t.predicted_bytes, t.compiled_bytes, t.step_seconds]
-            for t in plan.trials
+            for t in plan.search.trials
         ],
-        "compiling_seconds": sum(t.seconds_to_compile for t in plan.trials),
+        "compiling_seconds": sum(t.seconds_to_compile for t in plan.search.trials),
         "best_by_hand": min(by_hand, default=None),
         "wall_seconds": watch.seconds(),
         "processor_seconds": time.process_time() - cpu,

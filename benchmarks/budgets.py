@@ -113,7 +113,7 @@ def run_cell(
     spent = watch.seconds()
     fitting = [b for b in plan.baselines if b.fits]
     best = min(fitting, key=lambda b: b.seconds, default=None)
-    first = plan.trials[0]
+    first = plan.search.trials[0]
     return {
         "budget_bytes": budget,
         "fits": plan.fits,
@@ -125,19 +125,20 @@ def run_cell(
         "host_bytes": plan.host_bytes,
         "error_before": first.compiled_bytes / first.predicted_bytes - 1,
         "error_after": plan.device_bytes / plan.predicted_device_bytes - 1,
-        "model_seconds": plan.model_seconds,
+        "model_seconds": plan.search.model_seconds,
         "simulated_seconds": plan.step_seconds,
-        "exposed_seconds": plan.exposed_seconds,
+        "exposed_seconds": plan.proof.exposed_seconds,
         "gap": plan.gap,
         "best_baseline": best.name if best else None,
         "best_baseline_seconds": best.seconds if best else None,
-        "compiles": len(plan.trials),
+        "compiles": len(plan.search.trials),
         "trials": [
-            [t.predicted_bytes, t.compiled_bytes, t.step_seconds] for t in plan.trials
+            [t.predicted_bytes, t.compiled_bytes, t.step_seconds]
+            for t in plan.search.trials
         ],
         "decisions": counted(plan),
         "smallest_budget_said": plan.smallest_budget,
-        "solving_seconds": plan.solving_seconds,
+        "solving_seconds": plan.search.solving_seconds,
         **spent,
         "verified_bytes": verified_bytes(plan, step, args) if verify else None,
     }

@@ -81,11 +81,11 @@ def smallest_budget(
     asking: dict[str, Any] = {"target": target, "cache": cache, "progress": say}
     asking["compiles"] = 4  # bytes are asked for, not seconds
     plan = stowax.plan(step, *specs, budget=TINY, **asking)
-    seconds = plan.planning_seconds
-    if plan.smallest_budget_is == "predicted":
+    seconds = plan.search.planning_seconds
+    if plan.search.smallest_budget_is == "predicted":
         plan = stowax.plan(step, *specs, budget=plan.smallest_budget, **asking)
-        seconds += plan.planning_seconds
-    if plan.smallest_budget_is == "compiled":
+        seconds += plan.search.planning_seconds
+    if plan.search.smallest_budget_is == "compiled":
         return plan.smallest_budget, seconds
     return plan.budget_bytes if plan.fits else plan.device_bytes, seconds
 

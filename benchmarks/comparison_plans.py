@@ -69,8 +69,8 @@ def _line(plan: Any, most: int) -> Line:
         "device_bytes": plan.device_bytes,
         "host_bytes": plan.host_bytes,
         "step_seconds": plan.step_seconds,
-        "exposed_seconds": plan.exposed_seconds,
-        "model_seconds": plan.model_seconds,
+        "exposed_seconds": plan.proof.exposed_seconds,
+        "model_seconds": plan.search.model_seconds,
         "gap": plan.gap,
         "baselines": [
             [b.name, b.device_bytes, b.host_bytes, b.seconds, b.fits]
@@ -78,9 +78,9 @@ def _line(plan: Any, most: int) -> Line:
         ],
         "trials": [
             [t.what, t.predicted_bytes, t.compiled_bytes, t.step_seconds]
-            for t in plan.trials
+            for t in plan.search.trials
         ],
-        "compiling_seconds": sum(t.seconds_to_compile for t in plan.trials),
+        "compiling_seconds": sum(t.seconds_to_compile for t in plan.search.trials),
         "stored": [
             [d.decision, d.name, d.count * d.bytes]
             for d in plan.decisions
@@ -91,7 +91,7 @@ def _line(plan: Any, most: int) -> Line:
             for d in plan.decisions
             if d.decision == "offload" and d.role != "activation"
         ),
-        "compiler_options": plan.compiler_options,
-        "planning_seconds": plan.planning_seconds,
-        "wall_seconds": plan.planning_seconds,
+        "compiler_options": plan.program.compiler_options,
+        "planning_seconds": plan.search.planning_seconds,
+        "wall_seconds": plan.search.planning_seconds,
     }

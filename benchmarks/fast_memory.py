@@ -54,7 +54,7 @@ def case(name: str, place: str) -> dict[str, Any]:
     step, specs = made(name, target)
     options = {"target": target, "cache": FOLDER, "progress": say}
     plan = stowax.plan(step, *specs, budget=CASES[name, place], **options)
-    *usual, more = plan.trials
+    *usual, more = plan.search.trials
     before = min(
         (t for t in usual if t.step_seconds and t.compiled_bytes <= plan.budget_bytes),
         key=lambda t: t.step_seconds or 0.0,
@@ -74,7 +74,7 @@ def case(name: str, place: str) -> dict[str, Any]:
         "plan_seconds": [before.step_seconds, more.step_seconds],
         "plan_bytes": [before.compiled_bytes, more.compiled_bytes],
         "plan_compiling_seconds": [before.seconds_to_compile, more.seconds_to_compile],
-        "planning_seconds": plan.planning_seconds,
+        "planning_seconds": plan.search.planning_seconds,
         "policy": policy,
         "policy_seconds": [line["step_seconds"] for line in by_hand],
         "policy_bytes": [line["device_bytes"] for line in by_hand],

@@ -197,14 +197,14 @@ def plan_of(context: Context, name: str, work: Workload, **options: Any) -> Any:
 
 def plan_figures(plan: Any) -> Row:
     """What a plan says of itself."""
-    chosen = [t for t in plan.trials if t.compiled_bytes == plan.device_bytes]
+    chosen = [t for t in plan.search.trials if t.compiled_bytes == plan.device_bytes]
     return {
         "outcome": plan.outcome,
         "fits": plan.fits,
         "budget_bytes": plan.budget_bytes,
         "predicted_bytes": chosen[-1].predicted_bytes if chosen else None,
         "planned_bytes": plan.device_bytes,
-        "planning_seconds": round(plan.planning_seconds, 2),
+        "planning_seconds": round(plan.search.planning_seconds, 2),
         "moved": sorted({d.role for d in plan.decisions if d.decision == "offload"}),
     }
 

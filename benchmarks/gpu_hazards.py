@@ -138,7 +138,7 @@ def residuals(
             slope = jax.grad(stowax.stow(_loss))
             pin = {} if context.tiny else {"carry": "offload"}
             plan = stowax.plan(slope, *specs, pin=pin, donate=False, progress=say)
-            line["options"] = dict(plan.compiler_options)
+            line["options"] = dict(plan.program.compiler_options)
             jitted = plan.apply(slope)
             compiled = jitted.lower(*plan.specs(*specs)).compile()
             return check(compiled, plan.place(*arguments), line)
@@ -227,7 +227,7 @@ def donated(context: Context, row: Row) -> None:
             pin = {"optimizer state": "offload"}
             wishes = {} if context.tiny else {"pin": pin}
             plan = stowax.plan(_adam, *specs, progress=say, **wishes)
-            line["options"] = dict(plan.compiler_options)
+            line["options"] = dict(plan.program.compiler_options)
             compiled = plan.apply(_adam).lower(*plan.specs(*specs)).compile()
             _seen(compiled, line)
             state, x = filled(plan.specs(*specs))

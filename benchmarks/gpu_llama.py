@@ -71,8 +71,8 @@ def smallest(context: Context, row: Row) -> None:
     plan = plan_of(context, f"{PART} smallest", workload(context), budget=LEAST)
     row |= {
         "smallest_budget": plan.smallest_budget,
-        "smallest_budget_is": plan.smallest_budget_is,
-        "planning_seconds": round(plan.planning_seconds, 2),
+        "smallest_budget_is": plan.search.smallest_budget_is,
+        "planning_seconds": round(plan.search.planning_seconds, 2),
     }
 
 

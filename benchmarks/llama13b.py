@@ -44,8 +44,8 @@ def plan_13b(budget: str, *, update: bool) -> dict[str, Any]:
         _record.say(f"{spent:6.1f} s  {line}")
 
     plan = stowax.plan(step, *args, budget=budget, target=TARGET, progress=say)
-    compiling = sum(t.seconds_to_compile for t in plan.trials)
-    stack = plan.stacks[0] if plan.stacks else None
+    compiling = sum(t.seconds_to_compile for t in plan.search.trials)
+    stack = plan.program.stacks[0] if plan.program.stacks else None
     fitting = [b for b in plan.baselines if b.fits]
     best = min(fitting, key=lambda b: b.seconds, default=None)
     return {
@@ -59,21 +59,21 @@ def plan_13b(budget: str, *, update: bool) -> dict[str, Any]:
         "predicted_bytes": plan.predicted_device_bytes,
         "smallest_budget": plan.smallest_budget,
         "simulated_seconds": plan.step_seconds,
-        "exposed_seconds": plan.exposed_seconds,
-        "exposed_share": plan.exposed_seconds / plan.step_seconds,
-        "model_seconds": plan.model_seconds,
+        "exposed_seconds": plan.proof.exposed_seconds,
+        "exposed_share": plan.proof.exposed_seconds / plan.step_seconds,
+        "model_seconds": plan.search.model_seconds,
         "forward_window_used": stack.forward_window_used if stack else 0.0,
         "backward_window_used": stack.backward_window_used if stack else 0.0,
         "best_baseline": best.name if best else None,
         "best_baseline_seconds": best.seconds if best else None,
-        "compiles": len(plan.trials),
+        "compiles": len(plan.search.trials),
         "trials": [
             [t.predicted_bytes, t.compiled_bytes, t.step_seconds, t.seconds_to_compile]
-            for t in plan.trials
+            for t in plan.search.trials
         ],
-        "planning_seconds": plan.planning_seconds,
+        "planning_seconds": plan.search.planning_seconds,
         "compiling_seconds": compiling,
-        "solving_seconds": plan.solving_seconds,
+        "solving_seconds": plan.search.solving_seconds,
         "decisions": [
             [d.decision, d.name, d.bytes * d.count]
             for d in plan.decisions

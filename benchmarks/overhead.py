@@ -26,6 +26,7 @@ import jax
 import stowax
 from benchmarks import _record
 from benchmarks.models import scan_transformer
+from stowax._records._plan import stored_by
 
 IMPORT_BAR = 1.15
 JIT_BAR = 1.05
@@ -157,10 +158,10 @@ def tiny_steps() -> tuple[Any, Any, Any, Any, tuple[Any, ...], Any]:
     plan = stowax.plan(step, *args, budget=middle, progress=False)
     # Two functions, so that each has a cache of its own.
     plain, again = (
-        jax.jit(lambda s, b: step(s, b), donate_argnums=plan.donate_argnums)
+        jax.jit(lambda s, b: step(s, b), donate_argnums=plan.program.donate_argnums)
         for _ in range(2)
     )
-    donated = plan.donate_argnums
+    donated = plan.program.donate_argnums
     jitted = stowax.jit(step, donate_argnums=donated, progress=False)
     return plain, again, jitted, plan.apply(step), args, plan
 
@@ -178,7 +179,7 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
 def dispatches(calls: int) -> dict[str, dict[str, Any]]:
     """Calls of a tiny step: planned, by `stowax.jit`, and of `jax.jit` twice."""
     plain, again, jitted, planned, args, plan = tiny_steps()
-    stored = [stack.stored for stack in plan.stacks]
+    stored = [stored_by(plan.decisions, s.name) for s in plan.program.stacks]
     about = {"planned_outcome": plan.outcome, "planned_stored": stored}
     return {
         "dispatch": summary(call_seconds(plain, planned, args, calls)) | about,

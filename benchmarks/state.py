@@ -108,13 +108,13 @@ def planned(case: str) -> dict[str, Any]:
         "state_moved_bytes": moved,
         "fits": plan.fits,
         "smallest_bytes": plan.smallest_budget,
-        "predicted_bytes": plan.trials[-1].predicted_bytes,
+        "predicted_bytes": plan.search.trials[-1].predicted_bytes,
         "step_seconds": plan.step_seconds,
-        "exposed_seconds": plan.exposed_seconds,
-        "model_seconds": plan.model_seconds,
+        "exposed_seconds": plan.proof.exposed_seconds,
+        "model_seconds": plan.search.model_seconds,
         "host_computations": sum(h.kind == "host-compute" for h in found.hazards),
-        "compiles": len(plan.trials),
-        "solving_seconds": plan.solving_seconds,
+        "compiles": len(plan.search.trials),
+        "solving_seconds": plan.search.solving_seconds,
         **seconds,
     }
 

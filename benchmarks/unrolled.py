@@ -87,9 +87,12 @@ def compare(name: str, target: str, ends: dict[str, Any], part: float) -> Any:
         "fits": [scan.fits, loop.fits],
         "compiled_bytes": [scan.device_bytes, loop.device_bytes],
         "host_bytes": [scan.host_bytes, loop.host_bytes],
-        "model_seconds": [scan.model_seconds, loop.model_seconds],
+        "model_seconds": [scan.search.model_seconds, loop.search.model_seconds],
         "simulated_seconds": [scan.step_seconds, loop.step_seconds],
-        "planning_seconds": [scan.planning_seconds, loop.planning_seconds],
+        "planning_seconds": [
+            scan.search.planning_seconds,
+            loop.search.planning_seconds,
+        ],
         "ratio": loop.device_bytes / scan.device_bytes,
     }
 

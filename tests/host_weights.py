@@ -17,8 +17,9 @@ from stowax._jaxprs._jaxpr import evaluate, trace
 from stowax._layers._axis_order import host_order
 from stowax._layers._boundary import Emission
 from stowax._layers._host_layers import HostArray
-from stowax._layers._rewrite import Options, Rewriter
+from stowax._layers._rewrite import Rewriter
 from stowax._mark import stow
+from stowax._records._stages import Options
 from stowax._step._recording import record
 from stowax._survey._options import overlap_options, wants_row_major
 from stowax._target._machine import Target

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stowax._jaxprs._jaxpr import is_float
-from stowax._layers._rewrite import Options
+from stowax._records._stages import Options
 from stowax._step._trace import available, store_all, trace_step
 from stowax._survey._apply import StackPlan, StepPlan, apply_decisions
 from updates import without_copies

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from plan_parts import changed
 from stowax._records._inspection import Hazard, Inspection, Memory, MemoryUse
 from stowax._records._plan import (
     ArgumentRecord,
@@ -9,10 +10,15 @@ from stowax._records._plan import (
     DecisionRecord,
     PinPrice,
     PlanRecord,
+    ProgramRecord,
+    ProofRecord,
+    SearchRecord,
     StackRecord,
+    Streaming,
     Trial,
 )
 from stowax._records._program import Transfer
+from stowax._records._stages import Options
 from stowax._records._timeline import Timeline, Unpriced
 
 GIB = 2**30
@@ -41,7 +47,6 @@ STACK = StackRecord(
     count=32,
     unrolled=False,
     fingerprint="f",
-    stored={0: "offload", 1: "keep"},
     forward_seconds=0.0501,
     backward_seconds=0.1002,
     forward_window_used=0.41,
@@ -76,91 +81,94 @@ DECISIONS = (
 )
 
 PLAN = PlanRecord(
-    step="train_step",
-    target="v5p-8",
-    device_kind="TPU v5",
-    compile_only=True,
-    budget_bytes=64 * GIB,
-    host_budget_bytes=80 * GIB,
-    fits=True,
-    outcome="optimal",
-    device_bytes=60 * GIB,
-    host_bytes=5 * GIB,
-    predicted_device_bytes=61 * GIB,
-    first_predicted_device_bytes=55 * GIB,
-    step_seconds=6.35,
-    exposed_seconds=0.11,
-    model_seconds=6.3,
-    bound_seconds=6.25,
-    gap=0.008,
-    binding=("device memory", "forward window of layers"),
-    seconds_per_gib=0.012,
-    smallest_budget=43 * GIB,
-    smallest_budget_is="predicted",
+    program=ProgramRecord(
+        step="train_step",
+        target="v5p-8",
+        device_kind="TPU v5",
+        compile_only=True,
+        stacks=(STACK,),
+        arguments=(
+            ArgumentRecord(
+                path="state", shape=(4,), shard=(4,), dtype="float32", role="parameter"
+            ),
+        ),
+        rewritten=True,
+        donate_argnums=(0,),
+        compiler_options={},
+        options=Options(),
+        streaming=Streaming(
+            lean=False, late=True, gradients_on_host=False, least_bytes=2**20
+        ),
+        versions={"stowax": "0.1.0", "jax": "0.10.2"},
+        taken_apart=False,
+    ),
     decisions=DECISIONS,
-    stacks=(STACK,),
-    baselines=(
-        Baseline(
-            name="keep all",
-            device_bytes=142 * GIB,
-            host_bytes=0,
-            seconds=6.1,
-            fits=False,
-        ),
-        Baseline(
-            name="recompute all",
-            device_bytes=55 * GIB,
-            host_bytes=0,
-            seconds=7.2,
-            fits=True,
-        ),
+    proof=ProofRecord(
+        budget_bytes=64 * GIB,
+        host_budget_bytes=80 * GIB,
+        fits=True,
+        device_bytes=60 * GIB,
+        host_bytes=5 * GIB,
+        step_seconds=6.35,
+        exposed_seconds=0.11,
+        notes=("The host link is taken to carry 15 GB/s.",),
     ),
-    trials=(
-        Trial(
-            what="plan 1",
-            predicted_bytes=55 * GIB,
-            compiled_bytes=66 * GIB,
-            host_bytes=5 * GIB,
-            step_seconds=6.2,
-            seconds_to_compile=21.0,
+    search=SearchRecord(
+        outcome="optimal",
+        predicted_device_bytes=61 * GIB,
+        model_seconds=6.3,
+        bound_seconds=6.25,
+        gap=0.008,
+        binding=("device memory", "forward window of layers"),
+        seconds_per_gib=0.012,
+        smallest_budget=43 * GIB,
+        smallest_budget_is="predicted",
+        baselines=(
+            Baseline(
+                name="keep all",
+                device_bytes=142 * GIB,
+                host_bytes=0,
+                seconds=6.1,
+                fits=False,
+            ),
+            Baseline(
+                name="recompute all",
+                device_bytes=55 * GIB,
+                host_bytes=0,
+                seconds=7.2,
+                fits=True,
+            ),
         ),
-        Trial(
-            what="plan 2",
-            predicted_bytes=61 * GIB,
-            compiled_bytes=60 * GIB,
-            host_bytes=5 * GIB,
-            step_seconds=6.35,
-            seconds_to_compile=20.0,
+        trials=(
+            Trial(
+                what="plan 1",
+                predicted_bytes=55 * GIB,
+                compiled_bytes=66 * GIB,
+                host_bytes=5 * GIB,
+                step_seconds=6.2,
+                seconds_to_compile=21.0,
+            ),
+            Trial(
+                what="plan 2",
+                predicted_bytes=61 * GIB,
+                compiled_bytes=60 * GIB,
+                host_bytes=5 * GIB,
+                step_seconds=6.35,
+                seconds_to_compile=20.0,
+            ),
         ),
-    ),
-    arguments=(
-        ArgumentRecord(
-            path="state", shape=(4,), shard=(4,), dtype="float32", role="parameter"
+        pins=(
+            PinPrice(pattern="*norm*", decision="keep", matched=2, seconds=0.031),
+            PinPrice(pattern="*gate*", decision="keep", matched=1, seconds=0.0),
         ),
+        forbid=(),
+        unpriced=("custom_call flash_attention",),
+        planning_seconds=50.0,
+        solving_seconds=0.5,
     ),
-    donate_argnums=(0,),
-    compiler_options={},
-    keep_checkpoint=False,
-    roll=True,
-    as_written=False,
-    row_major=False,
-    lean=False,
-    late=True,
-    gradients_on_host=False,
-    least_bytes=2**20,
-    pins=(
-        PinPrice(pattern="*norm*", decision="keep", matched=2, seconds=0.031),
-        PinPrice(pattern="*gate*", decision="keep", matched=1, seconds=0.0),
-    ),
-    forbid=(),
-    unpriced=("custom_call flash_attention",),
-    notes=("The host link is taken to carry 15 GB/s.",),
-    versions={"stowax": "0.1.0", "jax": "0.10.2"},
-    planning_seconds=50.0,
-    solving_seconds=0.5,
 )
 
-INFEASIBLE = dataclasses.replace(
+INFEASIBLE = changed(
     PLAN,
     outcome="infeasible",
     fits=False,
@@ -171,10 +179,10 @@ INFEASIBLE = dataclasses.replace(
         "gradients: 4.1 GiB",
     ),
     pins=(),
-    baselines=tuple(dataclasses.replace(b, fits=False) for b in PLAN.baselines),
+    baselines=tuple(dataclasses.replace(b, fits=False) for b in PLAN.search.baselines),
 )
 
-UNNEEDED = dataclasses.replace(
+UNNEEDED = changed(
     PLAN,
     outcome="unneeded",
     budget_bytes=95 * GIB,
@@ -186,7 +194,7 @@ UNNEEDED = dataclasses.replace(
     pins=(),
     unpriced=(),
     notes=(),
-    trials=PLAN.trials[1:],
+    trials=PLAN.search.trials[1:],
 )
 
 
@@ -216,9 +224,7 @@ def many(count):
         )
         for i in range(12)
     )
-    return dataclasses.replace(
-        PLAN, decisions=values, stacks=stacks, baselines=policies
-    )
+    return changed(PLAN, decisions=values, stacks=stacks, baselines=policies)
 
 
 def transfer(direction, mib, trips, *, line=41, asynchronous=True, name="copy-start.1"):

@@ -8,9 +8,8 @@ import dataclasses
 import types
 
 from planner_problems import problem
-from stowax._layers._rewrite import Options
 from stowax._planner import evaluate
-from stowax._records._stages import Point
+from stowax._records._stages import Options, Point
 from stowax._search import _loop, _variants
 from stowax._search._correction import Memory
 from stowax._search._loop import Search

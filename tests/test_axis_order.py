@@ -89,7 +89,7 @@ def test_orders_are_for_the_last_two_axes_on_a_tpu():
 )
 def test_a_few_layers_are_on_the_device_and_the_rest_lies_in_place(axis, step):
     found, args = planned(axis, step), arguments(axis, step)
-    state = [a for a in found.arguments if len(a.shape) == 3]
+    state = [a for a in found.program.arguments if len(a.shape) == 3]
     assert {(a.memory_kind, a.order) for a in state} == {("pinned_host", ORDERS[axis])}
     given = jax.tree.leaves(specs(found, *args))
     assert {order_of(s) for s in given} == {ORDERS[axis], None}
@@ -140,7 +140,7 @@ def three_steps(found, step, args, place=lambda state: state):
 def test_three_steps_are_those_with_everything_on_the_device(axis, step):
     found = planned(axis, step)
     # One of the two updates is the host's: this is both ways to work on what lies so.
-    on_host = {a.on_host for a in found.arguments if len(a.shape) == 3}
+    on_host = {a.on_host for a in found.program.arguments if len(a.shape) == 3}
     assert on_host == {step is descent}
     three_steps(found, step, arguments(axis, step))
 
@@ -151,7 +151,9 @@ def test_what_lies_in_order_is_updated_with_what_is_on_the_device(kept):
     args = arguments(2, momentum)
     pin = STATE | {kept: "keep"}
     found = plan(momentum, *args, target="v5p-8", pin=pin)
-    orders = {a.order for a in found.arguments if a.memory_kind == "pinned_host"}
+    orders = {
+        a.order for a in found.program.arguments if a.memory_kind == "pinned_host"
+    }
     # Moments lie as the weights that they are updated with, if those are there at all.
     assert orders == {None if kept == "parameter" else ORDERS[2]}
     three_steps(found, momentum, args)

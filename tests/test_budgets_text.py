@@ -1,9 +1,8 @@
 """Plans for several budgets as a table."""
 
-import dataclasses
-
 import pytest
 
+from plan_parts import changed
 from report_records import PLAN
 from stowax._errors import ArgumentError
 from stowax.report import budgets_text
@@ -13,13 +12,13 @@ from stowax.report import budgets_text
 def test_several_budgets_have_a_line_each_the_smallest_first(width):
     gib = 2**30
     made = {"planning_seconds": 2.0, "exposed_seconds": 0.0}
-    large = dataclasses.replace(
+    large = changed(
         PLAN, budget_bytes=24 * gib, device_bytes=23 * gib, step_seconds=1.0, **made
     )
-    small = dataclasses.replace(
+    small = changed(
         large, budget_bytes=16 * gib, device_bytes=15 * gib, step_seconds=1.25
     )
-    none = dataclasses.replace(
+    none = changed(
         large, budget_bytes=gib, fits=False, smallest_budget=10 * gib, step_seconds=9.0
     )
     text = budgets_text([large, none, small], width)

@@ -145,7 +145,7 @@ def test_several_budgets_are_a_table(write):
     assert large.endswith(("yes", "as it is"))
     assert least.startswith("at least ")
     _, out, _ = run(*both, "--json")
-    assert [made["budget_bytes"] for made in json.loads(out)] == [2**30, 2**16]
+    assert [made["proof"]["budget_bytes"] for made in json.loads(out)] == [2**30, 2**16]
 
 
 def test_a_file_takes_one_plan(write, tmp_path):
@@ -392,6 +392,6 @@ def test_stdout_is_json_even_if_c_code_prints(write, tmp_path):
         timeout=300,
     )
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["step"] == "train_step"
+    assert json.loads(result.stdout)["program"]["step"] == "train_step"
     assert "noise from C\n" in result.stderr
     assert "noise\n" in result.stderr

@@ -90,7 +90,7 @@ def test_a_step_over_explicit_axes_is_planned(budget, pin, offloaded, usual_prom
         plan = stowax.plan(
             step, *specs(planned_for), target=target, budget=budget, pin=pin
         )
-    assert not any("as it is written" in note for note in plan.notes)
+    assert not any("as it is written" in note for note in plan.proof.notes)
     moved = {d.role for d in plan.decisions if d.decision == "offload"}
     assert moved >= offloaded
     params, x = arrays_over(here, number)
@@ -228,7 +228,9 @@ def test_axes_of_one_device_are_in_types_all_the_same(target, form, usual_promot
             *mine, value = planned(*mine, x)
             *plain, expected = jax.jit(step_of_two)(*plain, x)
             np.testing.assert_allclose(value, expected, rtol=1e-5)
-    kinds = {a.role for a in planned.plan.arguments if a.memory_kind == "pinned_host"}
+    kinds = {
+        a.role for a in planned.plan.program.arguments if a.memory_kind == "pinned_host"
+    }
     assert kinds == {"parameter", "optimizer state"}
     for a, b in zip(*map(jax.tree.leaves, (mine, plain)), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-4)
@@ -269,4 +271,4 @@ def test_state_stays_where_jax_forgets_the_memory_of_results(usual_promotion):
             *mine, value = planned(*mine, x)
             *plain, expected = jax.jit(momentum)(*plain, x)
             np.testing.assert_allclose(value, expected, rtol=1e-5)
-    assert {a.memory_kind for a in planned.plan.arguments} == {"device"}
+    assert {a.memory_kind for a in planned.plan.program.arguments} == {"device"}

@@ -1,7 +1,6 @@
 """A plan as plain JAX code: it runs, stores what it says, and says what it cannot."""
 
 import contextlib
-import dataclasses
 import io
 import re
 
@@ -11,8 +10,10 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
 import stowax
+from plan_parts import changed
+from report_records import PLAN
 from stowax._plan._export import plan_as_code
-from stowax._records._plan import DecisionRecord, PlanRecord, StackRecord
+from stowax._records._plan import DecisionRecord, StackRecord
 from stowax._survey._options import plan_options
 
 LAYERS, WIDTH, ROWS = 3, 8, 4
@@ -40,69 +41,13 @@ def plan(*decisions, unrolled=False, source="/home/me/model.py:30", stacks=True)
         count=LAYERS,
         unrolled=unrolled,
         fingerprint="",
-        stored={},
         forward_seconds=0.0,
         backward_seconds=0.0,
         forward_window_used=0.0,
         backward_window_used=0.0,
     )
-    numbers = dict.fromkeys(
-        [
-            "budget_bytes",
-            "host_budget_bytes",
-            "device_bytes",
-            "host_bytes",
-            "predicted_device_bytes",
-            "first_predicted_device_bytes",
-            "step_seconds",
-            "exposed_seconds",
-            "model_seconds",
-            "bound_seconds",
-            "gap",
-            "seconds_per_gib",
-            "smallest_budget",
-            "planning_seconds",
-            "solving_seconds",
-        ],
-        0,
-    )
-    nothing = dict.fromkeys(
-        [
-            "binding",
-            "baselines",
-            "trials",
-            "arguments",
-            "donate_argnums",
-            "pins",
-            "forbid",
-            "unpriced",
-            "notes",
-        ],
-        (),
-    )
-    return PlanRecord(
-        **numbers,
-        **nothing,
-        step="train_step",
-        target="v5p-8",
-        device_kind="TPU v5p",
-        compile_only=True,
-        fits=True,
-        outcome="optimal",
-        smallest_budget_is="compiled",
-        decisions=decisions,
-        stacks=(stack,) if stacks else (),
-        compiler_options={},
-        keep_checkpoint=False,
-        roll=True,
-        as_written=False,
-        row_major=False,
-        lean=False,
-        late=True,
-        gradients_on_host=False,
-        least_bytes=2**20,
-        versions={},
-    )
+    stacks = (stack,) if stacks else ()
+    return changed(PLAN, decisions=decisions, stacks=stacks)
 
 
 def run(code):
@@ -240,7 +185,7 @@ def test_code_leaves_copies_to_xlas_own_pipeline():
     options = plan_options(stowax.target("v5p-8"), offloads=True)
     pipeline = "xla_tpu_pipeline_memory_host_transfers"
     assert options[pipeline] is False
-    made = dataclasses.replace(plan(*FULL), compiler_options=options)
+    made = changed(plan(*FULL), compiler_options=options)
     got = run(plan_as_code(made))["compiler_options"]
     assert got == {k: v for k, v in options.items() if k != pipeline}
     assert got["xla_tpu_host_transfer_overlap_limit"] == "24"

@@ -24,13 +24,13 @@ def by_itself(**options):
 @pytest.mark.slow
 def test_the_last_program_for_a_tpu_has_more_unless_compiles_are_counted():
     counted, found = by_itself(), by_itself(compiles=None)
-    assert FAST_MEMORY not in counted.compiler_options
+    assert FAST_MEMORY not in counted.program.compiler_options
     assert found.fits
-    assert max(len(found.trials), len(counted.trials)) <= 4
-    assert found.trials[-1].step_seconds == found.step_seconds
-    assert found.compiler_options[FAST_MEMORY] == "32768"
+    assert max(len(found.search.trials), len(counted.search.trials)) <= 4
+    assert found.search.trials[-1].step_seconds == found.step_seconds
+    assert found.program.compiler_options[FAST_MEMORY] == "32768"
     assert found.step_seconds < counted.step_seconds
-    assert any("of the chip's fast memory" in note for note in found.notes)
+    assert any("of the chip's fast memory" in note for note in found.proof.notes)
     assert compiled_total(found, train, *WIDE) == found.device_bytes
 
 
@@ -39,10 +39,12 @@ def test_a_step_that_fits_as_it_is_is_told_of_it_and_left_alone():
     found = plan(train, *arguments(), compiles=None, **kept)
     assert found.outcome == "unneeded"
     assert (
-        found.compiler_options.keys()
-        == plan(train, *arguments(), **kept).compiler_options.keys()
+        found.program.compiler_options.keys()
+        == plan(train, *arguments(), **kept).program.compiler_options.keys()
     )
-    assert any(note.startswith("each kernel may hold 16 MiB") for note in found.notes)
+    assert any(
+        note.startswith("each kernel may hold 16 MiB") for note in found.proof.notes
+    )
 
 
 @pytest.mark.slow

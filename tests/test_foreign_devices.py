@@ -33,7 +33,7 @@ def test_the_target_is_the_machine_that_the_arguments_are_over():
     w, x = specs(stowax.target("v5p-8"))
     plan = stowax.plan(step, w, x, budget="80%", progress=False)
     assert plan.target == "v5p-8"
-    assert plan.compile_only
+    assert plan.program.compile_only
     assert plan.fits
 
 
@@ -116,7 +116,7 @@ def test_what_a_plan_places_goes_to_the_arguments_own_machine():
     assert stowax.inspect(lowered.compile()).memory.device.total <= (
         planned.plan.budget_bytes
     )
-    assert planned.plan.compiler_options
+    assert planned.plan.program.compiler_options
 
 
 def test_a_step_is_the_same_over_like_meshes_of_other_machines():
@@ -177,7 +177,7 @@ def test_this_machines_mesh_stands_in_for_one_that_is_not_there(name, devices, k
         found = planned(w, x)
         assert jnp.allclose(found, expected, atol=1e-6)
         plan = planned.plan
-        assert plan.compile_only
+        assert plan.program.compile_only
         assert plan.fits
         assert plan.target == name
         specs = plan.specs(w, x)

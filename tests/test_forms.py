@@ -55,14 +55,14 @@ def pinned(**pins):
 def test_layers_stay_as_written_if_state_is_all_that_has_to_leave():
     found = planned(pin=pinned(state="offload"), budget="1GiB")
     assert found.fits
-    assert found.as_written
+    assert found.program.options.as_written
     # What the user gets who forbids rolling: no copies of weights, no stacks.
     as_written = planned(pin=pinned(state="offload"), budget="1GiB", roll=False)
     assert found.device_bytes == as_written.device_bytes
     assert compiled_total(found, train_step, *arguments()) == found.device_bytes
     moments = 2 * LAYERS * MATRIX
     assert moments <= found.host_bytes < 1.01 * moments
-    assert any("as they are written" in note for note in found.notes)
+    assert any("as they are written" in note for note in found.proof.notes)
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_state_leaves_before_layers_are_rolled():
     budget = keeping.device_bytes - 3 * LAYERS * MATRIX // 2
     found = planned(budget=budget, pin=pinned(product="keep"))
     assert found.fits
-    assert found.as_written
+    assert found.program.options.as_written
     offloaded = [d for d in found.decisions if d.decision == "offload"]
     assert {d.role for d in offloaded} == {"optimizer state"}
 
@@ -82,8 +82,8 @@ def test_layers_are_rolled_where_state_is_not_enough():
     least = planned(pin=pinned(state="offload"), budget="1GiB")
     found = planned(budget=least.device_bytes - LAYERS * MATRIX)
     assert found.fits
-    assert not found.as_written
-    assert found.stacks
+    assert not found.program.options.as_written
+    assert found.program.stacks
     assert found.smallest_budget < least.device_bytes
 
 
@@ -95,8 +95,8 @@ def test_layers_are_rolled_where_state_is_not_enough():
 def test_layers_are_rolled_where_a_pin_asks_for_it(pin):
     found = planned(pin=pin, budget="1GiB")
     assert found.fits
-    assert not found.as_written
-    assert found.stacks
+    assert not found.program.options.as_written
+    assert found.program.stacks
 
 
 WIDE = spec(64 * WIDTH, WIDTH)  # products that are a hundred times the weights
@@ -110,20 +110,20 @@ def test_a_loop_as_written_keeps_some_and_recomputes_some():
     budget = whole.device_bytes * 7 // 8
     found = plan(train_step, params, state, WIDE, budget=budget)
     assert found.fits
-    assert found.as_written
+    assert found.program.options.as_written
     assert found.host_bytes == 0
     decided = {decision.decision for decision in found.decisions}
     assert decided == {"keep", "recompute"}
     assert compiled_total(found, train_step, params, state, WIDE) <= budget
     # A third of the forward pass at most, and no loop's copies of weights.
     assert found.step_seconds < 1.25 * whole.step_seconds
-    assert any("as they are written" in note for note in found.notes)
+    assert any("as they are written" in note for note in found.proof.notes)
 
 
 @pytest.mark.parametrize("decision", ["keep", "recompute"])
 def test_a_pin_holds_in_a_loop_as_written(decision):
     found = planned(pin=pinned(state="offload", product=decision), budget="1GiB")
-    assert found.as_written
+    assert found.program.options.as_written
     products = [d for d in found.decisions if d.name.startswith("dot_general")]
     assert {d.decision for d in products} == {decision}
 
@@ -165,7 +165,7 @@ def test_a_step_that_nearly_fits_computes_a_little_again(tmp_path):
     budget = int(0.9 * plain.device_bytes)
     found = plan(train_step, *large(), budget=budget)
     assert found.fits
-    assert found.as_written
+    assert found.program.options.as_written
     assert found.host_bytes == 0
     # No copy, and less than the forward pass again: 3 of the 9 products of a step.
     assert found.step_seconds < (1 + 3 / 9) * plain.step_seconds
@@ -189,7 +189,7 @@ def test_a_step_that_fits_donated_stays_as_it_is():
         descent, weights, x, target="h200", budget=int(1.2 * taken), progress=False
     )
     assert found.fits
-    assert found.donate_argnums == (0,)
+    assert found.program.donate_argnums == (0,)
     assert found.outcome == "unneeded"
     assert found.host_bytes == 0
 
@@ -230,4 +230,4 @@ def test_a_step_that_fits_is_planned_where_that_is_clearly_faster():
     assert found.host_bytes == 0
     assert "recompute" in {decision.decision for decision in found.decisions}
     assert found.step_seconds < 0.95 * kept.step_seconds
-    assert [trial.what for trial in found.trials] == ["as written", "plan 2"]
+    assert [trial.what for trial in found.search.trials] == ["as written", "plan 2"]

@@ -129,7 +129,7 @@ def test_objects():
     own = {"target": "h200", "budget": "70%", "pin": pin}
     plan = stowax.plan(step_of_objects, *make(jax.random.key(0)), BATCH, **own)
     model, optimizer = plan.init(make, jax.random.key(0))
-    hosted = {a.path for a in plan.arguments if a.memory_kind != "device"}
+    hosted = {a.path for a in plan.program.arguments if a.memory_kind != "device"}
     assert kinds_of(nnx.state(optimizer)).count("pinned_host") == len(hosted) > 0
     losses = [float(plan.apply(step_of_objects)(model, optimizer, BATCH))]
     expected = make(jax.random.key(0))

@@ -177,7 +177,7 @@ def test_nothing_of_flax_is_imported():
         import sys
         import jax, jax.numpy as jnp
         from stowax._mark import stow
-        from stowax._layers._rewrite import Options
+        from stowax._records._stages import Options
         from stowax._step._trace import trace_step
         loss = stow(lambda w: jax.lax.scan(lambda x, w: (x * w, None), 1.0, w)[0])
         traced = trace_step(jax.grad(loss), (jnp.ones(3),), Options())

@@ -82,7 +82,7 @@ def test_steps_are_those_without_a_plan(function, donated, pinned):
         progress=False,
     )
     ours, plain = trained(step, function), trained(jax.jit(function), function)
-    kinds = {a.memory_kind for a in step.plan.arguments if a.role == pinned}
+    kinds = {a.memory_kind for a in step.plan.program.arguments if a.role == pinned}
     assert "pinned_host" in kinds
     for mine, theirs in zip(ours, plain, strict=True):
         for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
@@ -120,8 +120,8 @@ def test_what_is_on_the_host_stays_there_in_compiled_programs(monkeypatch):
     pairing = mlir._set_up_aliases
     monkeypatch.setattr(mlir, "_set_up_aliases", pairing.__wrapped__)
     without = plan_for("h200")
-    assert {a.memory_kind for a in without.arguments} == {"device"}
-    (note,) = [note for note in without.notes if "may not be offloaded" in note]
+    assert {a.memory_kind for a in without.program.arguments} == {"device"}
+    (note,) = [note for note in without.proof.notes if "may not be offloaded" in note]
     assert "write results on the device over arguments in host memory" in note
 
 
@@ -151,7 +151,7 @@ def test_results_in_another_order_are_not_moved_about_on_the_host(monkeypatch):
         )
 
     plan, seen = planned()
-    assert sum(a.memory_kind == "pinned_host" for a in plan.arguments) == 2
+    assert sum(a.memory_kind == "pinned_host" for a in plan.program.arguments) == 2
     assert "host-compute" not in {hazard.kind for hazard in seen.hazards}
 
     # By JAX's pairs, each moment is written to the other's place, on the host.

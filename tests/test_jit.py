@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stowax
+from plan_parts import changed
 from stowax._errors import ArgumentError, MisfitError, PlanMismatchError
 
 LAYERS, WIDTH, ROWS = 6, 64, 1024
@@ -66,7 +67,7 @@ def test_one_line_and_no_mark():
     np.testing.assert_allclose(losses(step), losses(jax.jit(train_step)), rtol=1e-5)
     assert step.plan.fits
     assert moved(step.plan) & {"offload", "recompute"}
-    assert step.plan.donate_argnums == (0, 1)
+    assert step.plan.program.donate_argnums == (0, 1)
     assert step.plan.device_bytes <= step.plan.budget_bytes
     assert step.__name__ == "train_step"
 
@@ -77,7 +78,7 @@ def test_what_a_step_is_given_stays_where_nothing_says_that_it_is_donated():
     step = jit(train_step, budget="80%", target="h200")
     first = step(*given)
     assert step.plan.fits
-    assert step.plan.donate_argnums == ()
+    assert step.plan.program.donate_argnums == ()
     assert moved(step.plan) & {"offload", "recompute"}
     again = step(*given)
     np.testing.assert_array_equal(first[-1], again[-1])
@@ -92,7 +93,7 @@ def test_what_jit_donates_is_donated_by_a_step_that_stays_as_it_is():
         args = arguments()
         donated = step.lower(*args).compile().memory_analysis()
         assert step.plan.outcome == "unneeded"
-        assert step.plan.donate_argnums == (0, 1)
+        assert step.plan.program.donate_argnums == (0, 1)
         assert donated.alias_size_in_bytes == 2 * sum(
             a.nbytes for a in args[0].values()
         )
@@ -106,7 +107,7 @@ def test_what_was_donated_is_told_apart(capsys):
     step = stowax.jit(train_step, **wishes, progress=print)
     given = arguments()
     first = step(*given)
-    assert set(step.plan.donate_argnums) >= {1}
+    assert set(step.plan.program.donate_argnums) >= {1}
     said = capsys.readouterr().out
     assert "train_step does not fit unless" in said
     assert "may be overwritten: what a call returns is gone after the next" in said
@@ -135,7 +136,7 @@ def test_what_only_has_a_results_type_is_not_donated():
     given = (weights(), weights(1), jnp.float32(0.1), batch())
     options = {"budget": "70%", "target": "h200", "progress": False}
     plan = stowax.plan(step, *given, **options)
-    assert set(plan.donate_argnums) <= {0}
+    assert set(plan.program.donate_argnums) <= {0}
     assert plan.fits
 
 
@@ -160,7 +161,7 @@ def test_arrays_that_are_given_twice_are_told_apart():
 
     planned = jit(step, budget="80%", target="h200", donate_argnums=0)
     np.testing.assert_allclose(run(planned), run(jax.jit(step)), rtol=1e-5)
-    assert planned.plan.donate_argnums == (0,)
+    assert planned.plan.program.donate_argnums == (0,)
 
 
 @pytest.mark.slow
@@ -195,9 +196,11 @@ def test_a_mark_restricts_what_is_planned():
 
     args = weights(0), weights(5), batch()
     both = stowax.plan(step, *args, target="h200", progress=False)
-    assert len(both.stacks) == 1
+    assert len(both.program.stacks) == 1
     first = loss_of  # `step` reads it when it is called
-    assert len(stowax.plan(step, *args, target="h200", progress=False).stacks) == 2
+    assert (
+        len(stowax.plan(step, *args, target="h200", progress=False).program.stacks) == 2
+    )
 
 
 @pytest.mark.slow
@@ -214,7 +217,7 @@ def test_options_of_jit_are_honoured():
         new, _ = planned(params, batch(), mode, scale=scale)
         expected, _ = plain(weights(), batch(), mode, scale=scale)
         np.testing.assert_allclose(new["up"], expected["up"], rtol=1e-5, atol=1e-7)
-    assert planned.plan.donate_argnums in ((), (0,))
+    assert planned.plan.program.donate_argnums in ((), (0,))
 
 
 @pytest.mark.slow
@@ -225,7 +228,7 @@ def test_jitted_steps_are_planned(around):
         jitted, *arguments(), budget="60%", target="h200", progress=False
     )
     assert moved(plan) & {"offload", "recompute"}
-    assert set(plan.donate_argnums) <= {0}
+    assert set(plan.program.donate_argnums) <= {0}
     got = plan.apply(jitted)(*plan.place(*arguments()))
     np.testing.assert_allclose(got[2], train_step(*arguments())[2], rtol=1e-5)
 
@@ -296,7 +299,7 @@ def test_a_plan_made_before(tmp_path):
         assert step.plan == made
     with pytest.raises(PlanMismatchError, match="the plan was made for"):
         jit(train_step, plan=made)(*arguments()[:2], batch(rows=128))
-    foreign = dataclasses.replace(made, compile_only=False, device_kind="TPU v5p")
+    foreign = changed(made, compile_only=False, device_kind="TPU v5p")
     with pytest.raises(PlanMismatchError, match="and JAX runs on cpu here"):
         jit(train_step, plan=foreign)(*arguments())
 
@@ -304,7 +307,7 @@ def test_a_plan_made_before(tmp_path):
 @pytest.mark.slow
 def test_lower_and_trace():
     step = jit(train_step, budget="60%", target="h200")
-    assert "stowax" in step.lower(*arguments()).as_text() or step.plan.stacks
+    assert "stowax" in step.lower(*arguments()).as_text() or step.plan.program.stacks
     assert step.trace(*arguments()).jaxpr.eqns
     found = stowax.inspect(step, *arguments(), target="h200")
     assert found.memory.device.total <= step.plan.budget_bytes

@@ -88,7 +88,7 @@ def test_nnx_objects_are_updated_in_place():
         if name == "planned":
             assert results[0]["name"] == "step"
     plan = ways["planned"].plan
-    assert plan.taken_apart
+    assert plan.program.taken_apart
     assert moved(plan) & {"offload", "recompute"}
     losses, state, metrics = found.pop("plain")
     for other_losses, other, computed in found.values():
@@ -105,7 +105,7 @@ def test_a_plan_of_objects_is_applied_placed_and_verified():
     objects = nnx_state()
     options = {"budget": "60%", "target": "h200", "progress": False}
     plan = stowax.plan(nnx_step, *objects, batch(), **options)
-    assert plan.taken_apart
+    assert plan.program.taken_apart
     model, optimizer, metrics = plan.place(*objects)
     assert model is objects[0]
     before = np.asarray(model.blocks[0].up.kernel[...])

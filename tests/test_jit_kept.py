@@ -114,7 +114,7 @@ def test_a_damaged_file_is_no_plan(tmp_path, cache, searches):
     (folder / name).write_text(whole[: len(whole) // 2])
     losses(planned(tmp_path), 1)
     assert len(searches) == 1
-    assert json.loads((folder / name).read_text())["fits"]
+    assert json.loads((folder / name).read_text())["proof"]["fits"]
     assert sorted(os.listdir(folder)) == [name]
 
 
@@ -123,7 +123,7 @@ def test_a_plan_that_is_another_steps_is_made_anew(tmp_path, cache, searches):
     folder = tmp_path / "plans"
     folder.mkdir()
     data = json.loads((cache / "plans" / name).read_text())
-    for stack in data["stacks"]:
+    for stack in data["program"]["stacks"]:
         stack["fingerprint"] = "another"
     (folder / name).write_text(json.dumps(data))
     step = planned(tmp_path)

@@ -261,7 +261,7 @@ def test_an_array_that_is_also_kept_is_not_overwritten(usual_promotion):
     )
     for _ in range(3):
         policy, momentum, _ = planned(policy, momentum, reference, x)
-    assert 0 in planned.plan.donate_argnums
+    assert 0 in planned.plan.program.donate_argnums
     np.testing.assert_array_equal(reference, before)
 
 
@@ -284,7 +284,7 @@ def test_what_a_step_returned_is_its_own_whatever_the_batch(monkeypatch):
         monkeypatch.setattr(module, "copied", lambda a: copies.append(a) or a + 0)
     planned = stowax.jit(step, target="h200", budget="75%", progress=lines.append)
     *state, _ = planned(*given, jnp.ones((16, 48)))
-    assert planned.plan.donate_argnums == (0, 1)
+    assert planned.plan.program.donate_argnums == (0, 1)
     assert not any(array.is_deleted() for array in given)
     first = len(copies)
     assert first

@@ -46,8 +46,8 @@ try:
         for _ in range(3):
             now, loss = run(now, x)
             found[name].append(float(loss))
-    stored = [stack.stored for stack in step.plan.stacks]
-    found["plan"] = [step.plan.fits, stored, step.plan.device_bytes]
+    ways = [decision.way for decision in step.plan.decisions]
+    found["plan"] = [step.plan.fits, ways, step.plan.device_bytes]
 except stowax._errors.PlanMismatchError as error:
     found["error"] = str(error)
 print(json.dumps({**found, "surveyed": any(s.startswith("survey") for s in said)}))

@@ -14,7 +14,7 @@ from layered import LAYERS, WEIGHTS, X, gradient_step, layer, run_layers
 from planned_steps import offload_inputs, recompute_all
 from stowax._jaxprs._jaxpr import evaluate, trace
 from stowax._layers import _linearize
-from stowax._layers._rewrite import Options
+from stowax._records._stages import Options
 from stowax._step._trace import store_all, trace_step
 from stowax._survey._apply import StackPlan, StepPlan, apply_decisions
 from stowax._survey._survey import take_survey

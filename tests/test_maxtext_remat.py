@@ -1,10 +1,10 @@
 """A plan in the words of MaxText's configuration."""
 
-import dataclasses
 import pathlib
 import subprocess
 import sys
 
+from plan_parts import changed
 from report_records import PLAN, decision
 from stowax.integrations import maxtext_remat
 
@@ -12,7 +12,7 @@ SOURCE = pathlib.Path(__file__).parents[1] / "src"
 
 
 def planned(*decisions):
-    return dataclasses.replace(PLAN, decisions=decisions)
+    return changed(PLAN, decisions=decisions)
 
 
 def written(text):

@@ -22,9 +22,11 @@ def test_a_plan_improves_or_stays():
     found = plan(train, *arguments(), budget=budget, compiles=7)
     assert found.fits
     assert found.step_seconds <= usual.step_seconds
-    assert len(usual.trials) <= len(found.trials) <= 7
+    assert len(usual.search.trials) <= len(found.search.trials) <= 7
     assert found.step_seconds == min(
-        t.step_seconds for t in found.trials if t.compiled_bytes <= found.budget_bytes
+        t.step_seconds
+        for t in found.search.trials
+        if t.compiled_bytes <= found.budget_bytes
     )
 
 
@@ -33,11 +35,13 @@ def test_a_step_that_fits_is_planned_where_that_is_faster():
     # Kept are 5 arrays a layer of 4 × its input, of which one has to be: the product.
     wide = arguments(width=1024, rows=32768)
     found = plan(train, *wide)
-    written = found.trials[0]
+    written = found.search.trials[0]
     assert written.what == "as written"
     assert found.fits
     assert found.outcome in ("optimal", "feasible")
-    assert found.donate_argnums == ()  # nobody has to give up its arguments for that
+    assert (
+        found.program.donate_argnums == ()
+    )  # nobody has to give up its arguments for that
     assert found.step_seconds < 0.8 * written.step_seconds
     assert found.device_bytes < 0.5 * written.compiled_bytes
     longer = plan(train, *wide, compiles=5)

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 import stowax
-from stowax._layers._rewrite import Options
+from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 from stowax._survey._survey import take_survey
 

@@ -146,4 +146,4 @@ def test_a_model_that_nnx_jit_hands_back_is_given_away(parts):
     with stowax.planning(target="h200", budget="75%", progress=False) as session:
         # `nnx.jit` calls `jax.jit`'s function with the states of its arguments.
         nnx.jit(train_step)(model, optimizer, batch()[:8])
-    assert session.plans["train_step"].donate_argnums == (0, 1)
+    assert session.plans["train_step"].program.donate_argnums == (0, 1)

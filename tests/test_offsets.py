@@ -99,9 +99,11 @@ def test_a_plan_keeps_what_its_program_would_misplace(monkeypatch):
     right = stowax.plan(step, *args, progress=False, **options)
     assert right.host_bytes > 0
     # No GPU has shown yet that the copies overlap: that is said.
-    assert any("one after the other, as XLA runs loops" in note for note in right.notes)
+    assert any(
+        "one after the other, as XLA runs loops" in note for note in right.proof.notes
+    )
     monkeypatch.setattr(_compiled, "read_program", wrong)
     kept = stowax.plan(step, *args, progress=False, **options)
     assert (kept.fits, kept.host_bytes) == (True, 0)
-    assert any("from or to other places" in note for note in kept.notes)
-    assert not any("one after the other" in note for note in kept.notes)
+    assert any("from or to other places" in note for note in kept.proof.notes)
+    assert not any("one after the other" in note for note in kept.proof.notes)

@@ -118,5 +118,5 @@ def test_a_plan_for_a_gpu_that_is_not_there_names_the_setting(monkeypatch):
     assert found.host_bytes == 3 * layers * 4 * width**2
     assert found.fits
     note = beyond_the_pool(found.host_bytes, 64 * GIB, attached=False)
-    assert note == found.notes[0]
+    assert note == found.proof.notes[0]
     assert f"{LIMIT}=144" in str(found)

@@ -57,8 +57,8 @@ def test_state_that_is_placed_beside_a_batch_that_is_not():
     plan = stowax.plan(
         train_step, *arrays(), target="h200", budget="4MiB", pin=pin, progress=False
     )
-    assert {a.memory_kind for a in plan.arguments} == {"device", "pinned_host"}
-    assert plan.stacks[0].stored is not None
+    assert {a.memory_kind for a in plan.program.arguments} == {"device", "pinned_host"}
+    assert plan.program.rewritten
     check(train_step, plan)
 
 
@@ -71,7 +71,9 @@ def test_effects_in_a_fixed_order_leave_nothing_in_host_memory():
 
     plan = stowax.plan(step, *arrays(), target="h200", budget="3MiB", progress=False)
     assert {d.decision for d in plan.decisions} <= {"keep", "recompute"}
-    assert any(note.startswith("nothing may be offloaded: ") for note in plan.notes)
+    assert any(
+        note.startswith("nothing may be offloaded: ") for note in plan.proof.notes
+    )
     assert plan.fits
     check(step, plan)
 
@@ -91,8 +93,8 @@ def test_a_callback_that_is_given_what_the_update_is_given():
     plan = stowax.plan(
         step, *arrays(), target="h200", budget="4MiB", pin=pin, progress=False
     )
-    assert {a.memory_kind for a in plan.arguments} == {"device", "pinned_host"}
-    assert not any("cannot read" in note for note in plan.notes)
+    assert {a.memory_kind for a in plan.program.arguments} == {"device", "pinned_host"}
+    assert not any("cannot read" in note for note in plan.proof.notes)
     check(step, plan)
     jax.effects_barrier()
     assert len(seen) == 2

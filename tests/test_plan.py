@@ -50,13 +50,13 @@ def of_layers(found):
 @pytest.mark.parametrize("target", TARGETS)
 def test_with_room_for_everything_nothing_moves(target):
     found = planned(target)
-    written = found.trials[0]
+    written = found.search.trials[0]
     assert written.what == "as written"
     assert written.compiled_bytes > LAYERS * 2 * INNER  # it does keep the activations
     assert found.fits
     assert found.step_seconds <= written.step_seconds
     assert "offload" not in {d.decision for d in found.decisions}
-    assert found.donate_argnums == ()
+    assert found.program.donate_argnums == ()
     assert found.host_bytes == 0
     assert compiled_total(found, train, *arguments()) == found.device_bytes
 
@@ -64,7 +64,7 @@ def test_with_room_for_everything_nothing_moves(target):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_plan_that_fits_fits_when_compiled_apart(target):
-    written = planned(target).trials[0].compiled_bytes
+    written = planned(target).search.trials[0].compiled_bytes
     budget = keeping_inputs()
     assert budget < 0.7 * written
     found = planned(target, budget)
@@ -83,10 +83,12 @@ def test_what_does_not_fit_names_the_smallest_budget_and_it_works(target):
     short = planned(target, bytes_of(arguments()) // 2)
     assert (short.outcome, short.fits) == ("infeasible", False)
     assert short.smallest_budget == short.device_bytes > short.budget_bytes
-    largest, *_ = short.in_the_way
+    largest, *_ = short.proof.in_the_way
     assert largest.startswith("backward pass of one layer at ")
-    assert any(text.startswith("parameter: 8.00 MiB") for text in short.in_the_way)
-    assert any(text.startswith("batch: 4.00 MiB") for text in short.in_the_way)
+    assert any(
+        text.startswith("parameter: 8.00 MiB") for text in short.proof.in_the_way
+    )
+    assert any(text.startswith("batch: 4.00 MiB") for text in short.proof.in_the_way)
     text = str(short)
     assert "DOES NOT FIT" in text
     assert "smallest budget" in text
@@ -171,18 +173,18 @@ def test_host_budget_holds():
     budget = bytes_of(arguments()) + 2 * INPUT + 6 * INNER
     found = plan(train, *arguments(), budget=budget, host_budget=2 * INPUT)
     assert found.host_bytes <= 2 * INPUT
-    assert found.host_budget_bytes == 2 * INPUT
+    assert found.proof.host_budget_bytes == 2 * INPUT
 
 
 @pytest.mark.slow
 def test_state_is_donated_where_the_memory_is_needed():
-    assert planned("h200").donate_argnums == ()
-    assert planned("h200", keeping_inputs()).donate_argnums == (0,)
+    assert planned("h200").program.donate_argnums == ()
+    assert planned("h200", keeping_inputs()).program.donate_argnums == (0,)
     always = plan(train, *arguments(), donate=True)
     never = plan(train, *arguments(), budget=keeping_inputs(), donate=False)
-    assert always.donate_argnums == (0,)
+    assert always.program.donate_argnums == (0,)
     assert always.host_bytes == 0
-    assert never.donate_argnums == ()
+    assert never.program.donate_argnums == ()
     assert compiled_total(never, train, *arguments()) == never.device_bytes
 
 
@@ -193,7 +195,7 @@ def test_unrolled_as_good_as_scanned(target):
     scanned = plan(train, *arguments(), target=target, pin=pin)
     args = arguments(unrolled=True)
     unrolled = plan(train, *args, target=target, pin=pin)
-    (stack,) = unrolled.stacks
+    (stack,) = unrolled.program.stacks
     assert stack.unrolled
     assert stack.count == LAYERS
     mine, theirs = (
@@ -260,8 +262,8 @@ def test_two_different_stacks():
     found = plan(step, *args, budget=budget)
     assert found.fits
     assert compiled_total(found, step, *args) == found.device_bytes <= budget
-    assert [s.count for s in found.stacks] == [6, LAYERS]
-    assert {d.stack for d in of_layers(found)} == {s.name for s in found.stacks}
+    assert [s.count for s in found.program.stacks] == [6, LAYERS]
+    assert {d.stack for d in of_layers(found)} == {s.name for s in found.program.stacks}
 
 
 @pytest.mark.slow
@@ -277,7 +279,7 @@ def test_the_users_own_checkpoint_is_kept_or_decided_anew():
     pin = {"layer input 0": "offload"}
     anew = plan(step_of(loss), *arguments(), pin=pin)
     kept = plan(step_of(loss), *arguments(), pin=pin, keep_checkpoint=True)
-    assert kept.keep_checkpoint
+    assert kept.program.options.keep_checkpoint
     # Inside a checkpoint there is nothing left to decide on but what it reads.
     assert {d.name for d in of_layers(kept)} == {"layer input 0"}
     assert len(anew.decisions) > len(kept.decisions)
@@ -287,8 +289,8 @@ def test_the_users_own_checkpoint_is_kept_or_decided_anew():
 def test_compiler_options_of_the_user_reach_the_program():
     asked = {"xla_tpu_scheduler_percent_shared_memory_limit": "90", **QUICK}
     found = plan(train, *arguments(), target="v5e-1", compiler_options=asked)
-    assert found.compiler_options.items() >= asked.items()
-    assert found.apply(train).stowax_compiler_options == found.compiler_options
+    assert found.program.compiler_options.items() >= asked.items()
+    assert found.apply(train).stowax_compiler_options == found.program.compiler_options
     with pytest.raises(stowax.StowaxError, match="no_such_option"):
         plan(train, *arguments(), compiler_options={"no_such_option": "1"})
 
@@ -310,19 +312,19 @@ def test_progress_goes_to_standard_error_or_to_the_user(capsys, monkeypatch):
 
 def test_the_record_says_what_was_planned_and_with_what():
     found = planned("h200", keeping_inputs())
-    assert found.versions["jax"] == jax.__version__
-    assert found.versions["stowax"]
-    assert found.versions["python"]
-    assert [(a.path, a.role, a.shape) for a in found.arguments] == [
+    assert found.program.versions["jax"] == jax.__version__
+    assert found.program.versions["stowax"]
+    assert found.program.versions["python"]
+    assert [(a.path, a.role, a.shape) for a in found.program.arguments] == [
         ("args[0]['down']", "parameter", (LAYERS, 4 * WIDTH, WIDTH)),
         ("args[0]['up']", "parameter", (LAYERS, WIDTH, 4 * WIDTH)),
         ("args[1]", "batch", (ROWS, WIDTH)),
     ]
-    assert (found.target, found.compile_only) == ("h200", True)
+    assert (found.target, found.program.compile_only) == ("h200", True)
     assert {"keep all", "recompute all", "offload layer inputs"} <= {
         b.name for b in found.baselines
     }
-    assert len(found.trials) <= 4
+    assert len(found.search.trials) <= 4
     for decision in found.decisions:
         assert decision.reason
         assert decision.name

@@ -23,7 +23,7 @@ from planned_models import (
     weights,
 )
 from stowax._errors import ArgumentError, CompileError, StepError
-from stowax._layers._rewrite import Options
+from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 
 ARGS = arguments(rows=64)
@@ -294,14 +294,14 @@ def test_what_is_differentiated_twice_runs_as_it_is_written():
         return jax.jvp(grad, (params,), (params,))[1]
 
     found = plan(curvature, *arguments(), budget="230MiB")
-    assert found.notes[0] == (
+    assert found.proof.notes[0] == (
         "what is marked runs as it is written: it is differentiated in another way "
         "than once, in reverse"
     )
-    assert not found.stacks
+    assert not found.program.stacks
     unneeded = plan(curvature, *arguments())
     assert unneeded.outcome == "unneeded"
-    assert unneeded.notes == found.notes
+    assert unneeded.proof.notes == found.proof.notes
     total = compiled_total(unneeded, curvature, *arguments())
     assert total == unneeded.device_bytes == found.device_bytes
 
@@ -314,14 +314,18 @@ def test_no_layers_at_all():
     one = jax.tree.map(lambda s: spec(*s.shape[1:]), weights())
     args = (one, spec(4096, WIDTH))
     found = plan(step_of(loss), *args, budget="30MiB")
-    assert (found.outcome, found.stacks, found.decisions) == ("infeasible", (), ())
+    assert (found.outcome, found.program.stacks, found.decisions) == (
+        "infeasible",
+        (),
+        (),
+    )
     assert found.smallest_budget == found.device_bytes
     assert found.baselines == ()
-    assert found.notes[0].startswith("no layers repeat in what is marked")
+    assert found.proof.notes[0].startswith("no layers repeat in what is marked")
     assert "no layers repeat" in str(found)
     roomy = plan(step_of(loss), *args)
     assert roomy.outcome == "unneeded"
-    assert not any("no layers repeat" in note for note in roomy.notes)
+    assert not any("no layers repeat" in note for note in roomy.proof.notes)
     with pytest.warns(UserWarning, match="it does not fit: its program needs"):
         jitted = found.apply(step_of(loss))  # still what jax.jit would have returned
     assert jitted.lower(*args)
@@ -344,7 +348,7 @@ def test_a_compile_out_of_memory_is_survived(monkeypatch):
     args = arguments(layers=8, width=1024, rows=65536)
     found = plan(train, *args, target="v5e-1")
     limit = stowax.target("v5e-1").device_bytes
-    first, *others = found.trials
+    first, *others = found.search.trials
     assert asked
     assert first.what == "as written"
     assert first.step_seconds is None  # it never compiled
@@ -380,5 +384,5 @@ def test_forward_alone_may_be_marked():
 
     step = step_of(lambda params, x: jnp.mean(model(params, x) ** 2))
     found = plan(step, *arguments(), target="cpu")
-    (stack,) = found.stacks
+    (stack,) = found.program.stacks
     assert stack.count == LAYERS

@@ -40,24 +40,32 @@ def test_what_is_saved_comes_back(moved, unneeded, tmp_path):
 def test_the_schema_is_stable(moved):
     # What stands here, others read: a change of it is a change of FORMAT_VERSION.
     data = moved.to_json()
-    assert data["format"] == 11
-    assert set(data) == {
-        *("format", "step", "target", "device_kind", "compile_only", "versions"),
-        *("budget_bytes", "host_budget_bytes", "fits", "outcome", "device_bytes"),
-        *("host_bytes", "predicted_device_bytes", "first_predicted_device_bytes"),
-        *("step_seconds", "exposed_seconds", "model_seconds", "bound_seconds", "gap"),
-        *("binding", "seconds_per_gib", "smallest_budget", "smallest_budget_is"),
-        *("decisions", "stacks", "forbid"),
-        *("baselines", "trials", "arguments", "donate_argnums", "compiler_options"),
-        *("keep_checkpoint", "roll", "as_written", "row_major", "lean", "late"),
-        "gradients_on_host",
-        *("least_bytes", "pins"),
-        *("unpriced", "notes"),
-        *("planning_seconds", "solving_seconds", "in_the_way", "taken_apart"),
+    assert data["format"] == 12
+    assert list(data) == ["format", "program", "decisions", "proof", "search"]
+    assert set(data["program"]) == {
+        *("step", "target", "device_kind", "compile_only", "versions"),
+        *("arguments", "taken_apart", "stacks", "rewritten", "donate_argnums"),
+        *("compiler_options", "options", "streaming"),
+    }
+    assert set(data["program"]["options"]) == {
+        *("keep_checkpoint", "roll", "as_written", "row_major"),
+    }
+    assert set(data["program"]["streaming"]) == {
+        *("lean", "late", "gradients_on_host", "least_bytes"),
+    }
+    assert set(data["proof"]) == {
+        *("fits", "budget_bytes", "host_budget_bytes", "device_bytes", "host_bytes"),
+        *("step_seconds", "exposed_seconds", "in_the_way", "notes"),
+    }
+    assert set(data["search"]) == {
+        *("outcome", "predicted_device_bytes", "model_seconds", "bound_seconds"),
+        *("gap", "binding", "seconds_per_gib", "smallest_budget"),
+        *("smallest_budget_is", "baselines", "trials", "pins", "forbid", "unpriced"),
+        *("planning_seconds", "solving_seconds"),
     }
     assert set(data["decisions"][0]) == {
         *("stack", "value", "name", "source", "role", "shape", "dtype", "count"),
-        *("bytes", "decision", "reason", "pinned"),
+        *("bytes", "decision", "reason", "travel", "pinned"),
     }
     json.dumps(data, allow_nan=False)
 
@@ -97,48 +105,56 @@ def damaged(found, change):
         (lambda p: "[1]", "which is no plan. "),
         (lambda p: '{"name": "x"}', "which is no plan. "),
         (
-            lambda p: damaged(p, lambda d: d.pop("stacks")),
-            "which is no whole plan (stacks is missing). ",
+            lambda p: damaged(p, lambda d: d["program"].pop("stacks")),
+            "which is no whole plan (program.stacks is missing). ",
         ),
         (
-            lambda p: damaged(p, lambda d: d.pop("gap")),
-            "which is no whole plan (gap is missing). ",
+            lambda p: damaged(p, lambda d: d["search"].pop("gap")),
+            "which is no whole plan (search.gap is missing). ",
         ),
         (
             lambda p: damaged(p, lambda d: d.update(extra=1)),
             "which is no whole plan (extra is not known). ",
         ),
         (
-            lambda p: damaged(p, lambda d: d.update(budget_bytes="lots")),
-            "which is no whole plan (budget_bytes is 'lots'). ",
+            lambda p: damaged(p, lambda d: d["proof"].update(budget_bytes="lots")),
+            "which is no whole plan (proof.budget_bytes is 'lots'). ",
         ),
         (
             lambda p: damaged(p, lambda d: d["decisions"][0].update(decision="burn")),
             "which is no whole plan (decisions.0.decision is 'burn'). ",
         ),
         (
-            lambda p: damaged(p, lambda d: d["arguments"][0].update(output=-1)),
-            "which is no whole plan (arguments.0.output is -1). ",
+            lambda p: damaged(
+                p, lambda d: d["program"]["arguments"][0].update(output=-1)
+            ),
+            "which is no whole plan (program.arguments.0.output is -1). ",
         ),
         (
-            lambda p: damaged(p, lambda d: d["arguments"][0].update(shard=[1])),
-            "which is no whole plan (arguments.0.shard is (1,)). ",
+            lambda p: damaged(
+                p, lambda d: d["program"]["arguments"][0].update(shard=[1])
+            ),
+            "which is no whole plan (program.arguments.0.shard is (1,)). ",
         ),
         (
-            lambda p: damaged(p, lambda d: d["arguments"][0].update(order=[0, 0, 0])),
-            "which is no whole plan (arguments.0.order is (0, 0, 0)). ",
+            lambda p: damaged(
+                p, lambda d: d["program"]["arguments"][0].update(order=[0, 0, 0])
+            ),
+            "which is no whole plan (program.arguments.0.order is (0, 0, 0)). ",
         ),
         (
-            lambda p: damaged(p, lambda d: d["arguments"][0].update(memory_kind="x")),
-            "which is no whole plan (arguments.0.memory_kind is 'x'). ",
+            lambda p: damaged(
+                p, lambda d: d["program"]["arguments"][0].update(memory_kind="x")
+            ),
+            "which is no whole plan (program.arguments.0.memory_kind is 'x'). ",
         ),
         (
-            lambda p: damaged(p, lambda d: d.update(donate_argnums=[-1])),
-            "which is no whole plan (donate_argnums is (-1,)). ",
+            lambda p: damaged(p, lambda d: d["program"].update(donate_argnums=[-1])),
+            "which is no whole plan (program.donate_argnums is (-1,)). ",
         ),
         (
-            lambda p: damaged(p, lambda d: d["stacks"][0].update(stored={"x": "keep"})),
-            "which is no whole plan (stacks.0.stored has the key 'x'). ",
+            lambda p: damaged(p, lambda d: d["decisions"][0].update(travel="slow")),
+            "which is no whole plan (decisions.0.travel is 'slow'). ",
         ),
         (lambda p: "[" * 100_000, "which is no whole plan ("),
     ],
@@ -159,14 +175,35 @@ def test_a_file_of_bytes(tmp_path):
         stowax.load_plan(path)
 
 
-def test_a_plan_of_another_format(moved, tmp_path):
+def test_a_plan_of_an_older_format_is_refused_with_the_way_to_plan_again(
+    moved, tmp_path
+):
+    # Until format 11 all fields stood side by side.
+    data = moved.to_json()
+    parts = [data.pop(part) for part in ("program", "proof", "search")]
+    data = {**data, **parts[0], **parts[1], **parts[2], "format": 11}
+    data["versions"] = {"stowax": "0.0.9"}
     path = tmp_path / "plan.json"
-    path.write_text(damaged(moved, lambda d: d.update(format=9)))
+    path.write_text(json.dumps(data))
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path)
-    version = moved.versions["stowax"]
     assert str(caught.value) == (
-        f"path: {str(path)!r} has plan format 9; this stowax reads format 11. "
+        f"path: {str(path)!r} has plan format 11; this stowax reads format 12. "
+        "Install the stowax that wrote it (0.0.9) or plan again."
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "version"),
+    [({"versions": {"stowax": "9.9"}}, "9.9"), ({}, "unknown"), (3, "unknown")],
+)
+def test_a_plan_of_a_newer_format_is_refused(tmp_path, program, version):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"format": 13, "program": program}))
+    with pytest.raises(PlanMismatchError) as caught:
+        stowax.load_plan(path)
+    assert str(caught.value) == (
+        f"path: {str(path)!r} has plan format 13; this stowax reads format 12. "
         f"Install the stowax that wrote it ({version}) or plan again."
     )
 
@@ -210,24 +247,45 @@ def test_a_plan_for_another_model_is_refused(moved):
 
 
 @pytest.mark.parametrize(
-    ("stored", "text"),
+    ("change", "text"),
     [
-        ({"0": "stash"}, "stored 0: 'stash' of "),
-        ({"99999": "keep"}, "stored 99999: 'keep' of "),
-        ({}, "is not stored, and a layer's input cannot be computed again"),
+        ({"travel": "early"}, "stored 0: 'keep early' of "),
+        ({"value": 99999}, "stored 99999: 'keep' of "),
+        (
+            {"decision": "recompute"},
+            "is not stored, and a layer's input cannot be computed again",
+        ),
     ],
 )
-def test_a_plan_edited_into_what_cannot_be(moved, tmp_path, stored, text):
+def test_a_plan_edited_into_what_cannot_be(moved, tmp_path, change, text):
     path = tmp_path / "plan.json"
-    path.write_text(damaged(moved, lambda d: d["stacks"][0].update(stored=stored)))
+    data = moved.to_json()
+    (kept,) = (d for d in data["decisions"] if d["decision"] == "keep")
+    kept.update(change)
+    path.write_text(json.dumps(data))
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path).apply(train).lower(*ARGS)
     assert text in str(caught.value)
 
 
+def test_a_decision_that_is_edited_is_in_effect(moved, tmp_path):
+    path = tmp_path / "plan.json"
+    data = moved.to_json()
+    for decision in data["decisions"]:
+        decision["decision"] = "keep"
+    path.write_text(json.dumps(data))
+    kept, again = (
+        found.apply(train).lower(*ARGS).as_text()
+        for found in (stowax.load_plan(path), moved)
+    )
+    assert kept.count("stablehlo.dot_general") < again.count("stablehlo.dot_general")
+
+
 def test_a_plan_for_another_attached_device_is_refused(moved, tmp_path):
     path = tmp_path / "plan.json"
-    path.write_text(damaged(moved, lambda d: d.update(device_kind="TPU v5p")))
+    path.write_text(
+        damaged(moved, lambda d: d["program"].update(device_kind="TPU v5p"))
+    )
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path).apply(train)
     assert str(caught.value) == (
@@ -243,7 +301,7 @@ def test_a_plan_from_a_laptop_is_in_full_effect_on_its_machine(
     path = tmp_path / "plan.json"
     options = {"no_such_option": "1"}
     new = {"target": "v5p-8", "compile_only": True, "compiler_options": options}
-    path.write_text(damaged(moved, lambda d: d.update(new)))
+    path.write_text(damaged(moved, lambda d: d["program"].update(new)))
     there = stowax.load_plan(path).apply(train)
     assert there.stowax_compiler_options == options
     args = jax.tree.map(lambda spec: jax.numpy.ones(spec.shape, spec.dtype), ARGS)

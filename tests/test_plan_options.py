@@ -107,10 +107,15 @@ def test_products_are_not_fused_with_products_under_a_plan():
 @pytest.mark.slow
 def test_what_the_user_tells_the_compiler_goes_first():
     by_itself = plan(train, *arguments(), target="v5e-16", pin=AGAIN)
-    (name,) = (option for option in by_itself.compiler_options if "einsum" in option)
+    (name,) = (
+        option for option in by_itself.program.compiler_options if "einsum" in option
+    )
     mine = {name: "0"}
     found = plan(train, *arguments(), target="v5e-16", pin=AGAIN, compiler_options=mine)
-    assert found.compiler_options == {**by_itself.compiler_options, **mine}
+    assert found.program.compiler_options == {
+        **by_itself.program.compiler_options,
+        **mine,
+    }
     planned = target().compile(found.apply(train), *specs(found, *arguments()))
     assert loops_of_products(planned) > 0
 
@@ -154,7 +159,7 @@ def test_a_gpu_has_more_than_two_copies_under_way():
     found = plan(step, *args, pin=pin)
     assert found.host_bytes == 5 * LAYERS * 4 * ROWS * WIDTH * 2
     machine = stowax.target("h200")
-    own = found.compiler_options
+    own = found.program.compiler_options
     limit = "xla_gpu_experimental_parallel_async_compute_limit"
     under_way = {}
     for name, options in {"own": own, "usual": own | {limit: "2"}}.items():
@@ -172,7 +177,7 @@ def test_a_plan_that_needs_the_least_has_no_copies_to_spare():
     assert not found.fits
     assert found.host_bytes > 0
     assert "xla_gpu_experimental_parallel_async_compute_limit" not in (
-        found.compiler_options
+        found.program.compiler_options
     )
 
 

@@ -262,8 +262,8 @@ def test_gradients_of_examples_run_as_they_are_written():
     args = PARAMS, spec(2, ROWS, WIDTH)
     found = plan(mapped, *args, target="cpu")
     why = "what is marked runs as it is written: its gradient is taken under jax.vmap"
-    assert found.notes[0].startswith(why)
-    assert not found.stacks
+    assert found.proof.notes[0].startswith(why)
+    assert not found.program.stacks
     got, expected = found.apply(mapped)(*drawn(args)), jax.jit(mapped)(*drawn(args))
     jax.tree.map(np.testing.assert_array_equal, got, expected)
     with pytest.raises(ArgumentError, match=re.escape(why)):
@@ -282,7 +282,7 @@ def test_python_numbers_stay_weak():
     found = plan(step, *args, target="cpu", pin=PIN)
     params, _ = found.apply(step)(*drawn(args[:2]), 0.1)
     assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
-    assert found.arguments[-1].shape == ()
+    assert found.program.arguments[-1].shape == ()
 
 
 def test_numpy_arrays_and_arrays_as_arguments():
@@ -292,7 +292,7 @@ def test_numpy_arrays_and_arrays_as_arguments():
     for args in ((params, x), as_numpy):
         found = plan(step_of(mean_square), *args, target="cpu", pin=PIN)
         assert found.device_bytes == specs.device_bytes
-        assert found.arguments == specs.arguments
+        assert found.program.arguments == specs.program.arguments
 
 
 def test_the_same_step_is_planned_the_same_again():

@@ -78,9 +78,9 @@ def test_a_script_is_planned_and_computes_the_same():
     assert list(session.plans) == ["train_step"]
     plan = session.plans["train_step"]
     assert plan.fits
-    assert plan.donate_argnums == (0, 1)
+    assert plan.program.donate_argnums == (0, 1)
     # What lies in host memory is brought to the device for `evaluate`.
-    assert any(a.memory_kind == "pinned_host" for a in plan.arguments)
+    assert any(a.memory_kind == "pinned_host" for a in plan.program.arguments)
     assert session.notes == []
 
 
@@ -313,7 +313,7 @@ def test_a_plan_of_a_partial_function_is_called_what_the_function_is():
     with planning(budget="90%") as session:
         jax.jit(functools.partial(train_step, 0.1))(weights(), batch())
     assert list(session.plans) == ["train_step"]
-    assert session.plans["train_step"].step.endswith("train_step")
+    assert session.plans["train_step"].program.step.endswith("train_step")
 
 
 @pytest.mark.parametrize("said", [None, ()])
@@ -354,7 +354,7 @@ def test_the_command_runs_a_script_unchanged(tmp_path):
     assert done.returncode == 5, done.stderr
     assert len(done.stdout.split()) == 3
     assert "stowax plan for train_step on h200" in done.stderr
-    assert json.loads((tmp_path / "plan.json").read_text())["fits"]
+    assert json.loads((tmp_path / "plan.json").read_text())["proof"]["fits"]
     # The plan that was saved is what the next run goes by.
     again = run(tmp_path, "--plan", "plan.json", "train.py", "3", "0")
     assert again.returncode == 0, again.stderr

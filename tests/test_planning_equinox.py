@@ -83,9 +83,9 @@ def test_the_optimizers_state_leaves(call):
         got = script(**call)
     np.testing.assert_allclose(got, expected, rtol=1e-4)
     plan = session.plans["train_step"]
-    hosted = {a.path for a in plan.arguments if a.memory_kind != "device"}
+    hosted = {a.path for a in plan.program.arguments if a.memory_kind != "device"}
     assert hosted == {f"args[1][0].{m}.layers.weight" for m in ("mu", "nu")}
-    assert plan.donate_argnums == (0, 1)  # the others are nothing's next value
+    assert plan.program.donate_argnums == (0, 1)  # the others are nothing's next value
     assert not session.notes
 
 

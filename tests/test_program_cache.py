@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import stowax
+from plan_parts import changed
 from planned_models import QUICK, arguments, bytes_of, plan, train
 from stowax import _jax_targets
 from stowax._errors import ArgumentError, OutOfMemoryCompileError
@@ -40,8 +41,10 @@ def compiles(monkeypatch):
 
 def without_seconds(found):
     """A plan without what depends on the day."""
-    trials = [dataclasses.replace(t, seconds_to_compile=0.0) for t in found.trials]
-    return dataclasses.replace(
+    trials = [
+        dataclasses.replace(t, seconds_to_compile=0.0) for t in found.search.trials
+    ]
+    return changed(
         found, planning_seconds=0.0, solving_seconds=0.0, trials=tuple(trials)
     )
 
@@ -51,8 +54,8 @@ def test_what_is_planned_again_compiles_nothing_and_is_the_same(tmp_path, compil
     lines = []
     first = plan(train, *ARGS, cache=tmp_path, progress=lines.append, **OPTIONS)
     assert any("compiled in" in line for line in lines)
-    assert len(compiles) == len(first.trials) > 0
-    assert len(list(tmp_path.iterdir())) == len(first.trials)
+    assert len(compiles) == len(first.search.trials) > 0
+    assert len(list(tmp_path.iterdir())) == len(first.search.trials)
     compiles.clear()
     lines.clear()
     again = plan(train, *ARGS, cache=str(tmp_path), progress=lines.append, **OPTIONS)
@@ -61,7 +64,7 @@ def test_what_is_planned_again_compiles_nothing_and_is_the_same(tmp_path, compil
     assert not any("compiled in" in line for line in lines)
     assert without_seconds(again) == without_seconds(first)
     apart = plan(train, *ARGS, **OPTIONS)
-    assert len(compiles) == len(apart.trials)
+    assert len(compiles) == len(apart.search.trials)
     assert without_seconds(apart) == without_seconds(first)
 
 

@@ -23,8 +23,9 @@ from planned_steps import (
     kept_at_random,
     unfused,
 )
-from stowax._layers._rewrite import Options, Rewriter
+from stowax._layers._rewrite import Rewriter
 from stowax._mark import stow
+from stowax._records._stages import Options
 from stowax._step._recording import record
 
 ROWS, WIDTH = 2, 3

@@ -14,7 +14,8 @@ import stowax
 from layered import run_layers
 from stowax._errors import ArgumentError, StepError
 from stowax._jaxprs._canonical import digest, outline
-from stowax._layers._rewrite import Options, Rewriter
+from stowax._layers._rewrite import Rewriter
+from stowax._records._stages import Options
 from stowax._step._recording import record
 from stowax._step._trace import trace_step
 
@@ -64,8 +65,8 @@ def test_the_users_code_runs_once_for_all_programs_of_a_plan():
     plan = stowax.plan(
         update(loss), weights, jnp.zeros((512, 256)), budget="2MiB", target="h200"
     )
-    assert plan.stacks[0].stored is not None
-    assert len(plan.trials) > 0
+    assert plan.program.rewritten
+    assert len(plan.search.trials) > 0
     assert runs.count("recorded") == 1
     runs.clear()
     marked = stowax.stow(loss)
@@ -151,7 +152,7 @@ def test_a_mark_in_a_loop_that_is_differentiated_as_a_whole():
         return jnp.mean(x)
 
     found = stowax.plan(update(loss), *arrays())
-    assert found.notes[0].startswith(
+    assert found.proof.notes[0].startswith(
         "what is marked runs as it is written: its forward and its backward pass stand "
         "in different loops"
     )
@@ -185,7 +186,7 @@ LEFT = {
 @pytest.mark.parametrize(("why", "step"), LEFT.items(), ids=["linearize", "checkify"])
 def test_what_is_left_as_it_is_written_says_why(why, step):
     found = stowax.plan(step, *arrays())
-    assert found.notes[0] == f"what is marked runs as it is written: {why}"
+    assert found.proof.notes[0] == f"what is marked runs as it is written: {why}"
     got, expected = found.apply(step)(*arrays()), jax.jit(step)(*arrays())
     # Of checkify's result the error comes first, which JAX numbers anew in every trace.
     jax.tree.map(np.testing.assert_array_equal, got[-1], expected[-1])
@@ -198,7 +199,7 @@ def test_what_goes_wrong_inside_stowax_leaves_the_step_as_it_is_written(monkeypa
     monkeypatch.setattr("stowax._layers._rewrite.run_stack", fails)
     step = update(stowax.stow(loss_of))
     found = stowax.plan(step, *arrays())
-    assert found.notes[0] == (
+    assert found.proof.notes[0] == (
         "what is marked runs as it is written: stowax cannot read it (IndexError: list "
         "index out of range)"
     )
@@ -355,7 +356,7 @@ def test_the_recording_keeps_effects_in_their_place():
         return update(stowax.stow(loss))(weights, x)
 
     found = stowax.plan(step, *arrays(), pin={"activation": "recompute"})
-    assert found.stacks[0].stored is not None
+    assert found.program.rewritten
     jax.block_until_ready(found.apply(step)(*arrays()))
     jax.effects_barrier()
     planned, seen[:] = sorted(seen), []

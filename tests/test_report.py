@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from plan_parts import changed
 from report_records import (
     DECISIONS,
     GIB,
@@ -25,7 +26,7 @@ PLANS = {
     "infeasible": INFEASIBLE,
     "unneeded": UNNEEDED,
     "many": many(40),
-    "none": dataclasses.replace(PLAN, decisions=(), stacks=(), baselines=()),
+    "none": changed(PLAN, decisions=(), stacks=(), baselines=()),
 }
 
 
@@ -71,7 +72,7 @@ compiled    2 programs in 41.00 s: 66.0 GiB → 60.0 GiB (first guess 55.0 GiB);
 
 
 def test_memory_left_free_is_explained():
-    roomy = dataclasses.replace(PLAN, binding=(), budget_bytes=100 * 2**30)
+    roomy = changed(PLAN, binding=(), budget_bytes=100 * 2**30)
     text = plan_text(roomy, 80)
     assert "left free   40.0 GiB: storing more would take longer than" in text
     assert "left free" not in plan_text(PLAN, 80)
@@ -80,12 +81,12 @@ def test_memory_left_free_is_explained():
         {"outcome": "feasible"},
         {"decisions": UNNEEDED.decisions},
     ):
-        assert "left free" not in plan_text(dataclasses.replace(roomy, **other), 80)
+        assert "left free" not in plan_text(changed(roomy, **other), 80)
 
 
 def test_the_smallest_budget_is_compiled_or_predicted_and_of_these_wishes():
     how = {"smallest_budget_is": "compiled", "forbid": ("offload",)}
-    text = plan_text(dataclasses.replace(INFEASIBLE, **how), 80)
+    text = plan_text(changed(INFEASIBLE, **how), 80)
     assert "it takes    43.0 GiB: the smallest budget with these forbids" in text
     assert "that the pins and forbids allow" in " ".join(text.split())
 
@@ -104,8 +105,8 @@ def test_infeasible_plan_says_what_would_work():
 
 
 def test_infeasible_for_the_users_pins_does_not_blame_everything():
-    fitting = dataclasses.replace(INFEASIBLE, baselines=PLAN.baselines)
-    pinned = dataclasses.replace(INFEASIBLE, pins=PLAN.pins)
+    fitting = changed(INFEASIBLE, baselines=PLAN.baselines)
+    pinned = changed(INFEASIBLE, pins=PLAN.pins)
     for record in (fitting, pinned):
         text = " ".join(plan_text(record, 80).split())
         assert "nor does anything else that the pins and forbids allow;" in text
@@ -124,7 +125,7 @@ def test_unneeded_plan_moves_nothing():
 
 
 def test_plan_that_compiled_too_large_does_not_claim_to_fit():
-    over = dataclasses.replace(PLAN, fits=False, device_bytes=66 * GIB)
+    over = changed(PLAN, fits=False, device_bytes=66 * GIB)
     text = plan_text(over, 80)
     assert "DOES NOT FIT: compiled 66.0 GiB per device, budget 64.0 GiB." in text
     assert (
@@ -134,7 +135,7 @@ def test_plan_that_compiled_too_large_does_not_claim_to_fit():
 
 
 def test_slower_than_a_baseline_is_said():
-    slow = dataclasses.replace(PLAN, model_seconds=7.92)
+    slow = changed(PLAN, model_seconds=7.92)
     text = plan_text(slow, 80)
     assert "is predicted to take\n9.1% less time." in text
     assert (
@@ -149,18 +150,20 @@ def test_alike_values_are_one_line_and_pins_are_named():
         decision("norm", "keep", 64, source="/a/model.py:9", value=3),
         decision("gate", "offload", 1, value=4),
     )
-    lines = plan_text(dataclasses.replace(PLAN, decisions=twice), 160).splitlines()
+    lines = plan_text(changed(PLAN, decisions=twice), 160).splitlines()
     # 2 values of 64 MiB in 32 layers are 4 GiB; the third has another file.
     assert "  keep     4.00 GiB  64 ×  norm (model.py:9)  pinned by '*norm*'" in lines
     assert "  keep     2.00 GiB  32 ×  norm (model.py:9)  pinned by '*norm*'" in lines
 
 
 def test_small_values_fold_with_their_totals():
-    record = dataclasses.replace(many(40), baselines=())
+    record = changed(many(40), baselines=())
     text = plan_text(record, 80)
     folds = [line for line in text.splitlines() if "smaller values: " in line]
-    assert len(folds) == len(record.stacks)
-    for i, (stack, fold) in enumerate(zip(record.stacks, folds, strict=True), start=1):
+    assert len(folds) == len(record.program.stacks)
+    for i, (stack, fold) in enumerate(
+        zip(record.program.stacks, folds, strict=True), start=1
+    ):
         number = sum(d.stack == stack.name for d in record.decisions)
         block_of_it = text.split(f"model.py:88 #{i}: 32 layers")[1].split("\n\n")[0]
         shown = block_of_it.count(" 32 × ")
@@ -172,7 +175,7 @@ def test_values_of_different_counts_fold_into_whole_numbers():
         dataclasses.replace(made, count=1 + i % 3)
         for i, made in enumerate(many(40).decisions)
     )
-    record = dataclasses.replace(many(40), decisions=uneven, baselines=())
+    record = changed(many(40), decisions=uneven, baselines=())
     text = plan_text(record, 80)
     folds = [line for line in text.splitlines() if "smaller values: " in line]
     assert folds
@@ -187,7 +190,7 @@ def test_what_is_offloaded_is_not_folded_away():
     ]
     small = decision("attention output", "offload", 1, reason="hidden", value=30)
     kept = decision("statistics", "keep", 2, value=31)
-    record = dataclasses.replace(PLAN, decisions=(*large, small, kept))
+    record = changed(PLAN, decisions=(*large, small, kept))
     text = plan_text(record, 80)
     assert "  offload    32.0 MiB  32 ×  attention output" in text
     assert "  keep       64.0 MiB  32 ×  statistics" in text
@@ -195,20 +198,20 @@ def test_what_is_offloaded_is_not_folded_away():
 
 
 def test_prices_are_of_a_unit_that_is_small_beside_the_budget():
-    small = dataclasses.replace(
+    small = changed(
         PLAN, budget_bytes=32 * MIB, seconds_per_gib=0.1024, model_seconds=0.9
     )
     assert "1 MiB more  would save about 100.0 µs of each step" in plan_text(small, 80)
     # A price that is lost beside the step is not worth a line.
-    large = dataclasses.replace(small, model_seconds=1.1)
+    large = changed(small, model_seconds=1.1)
     assert "1 MiB more" not in plan_text(large, 80)
-    toy = dataclasses.replace(small, budget_bytes=2 * MIB, model_seconds=1e-3)
+    toy = changed(small, budget_bytes=2 * MIB, model_seconds=1e-3)
     assert "64 KiB more  would save about 6.2 µs of each step" in plan_text(toy, 80)
 
 
 def test_brackets_in_names_survive():
     values = (decision("split[0] of [bold]", "offload", 8), DECISIONS[1])
-    record = dataclasses.replace(PLAN, decisions=values)
+    record = changed(PLAN, decisions=values)
     assert "split[0] of [bold]" in plan_text(record, 80)
 
 
@@ -242,7 +245,7 @@ def test_wide_plan_has_decision_and_reason_on_one_line():
 
 def test_reasons_say_whose_figures_they_are():
     def groups(*values):
-        text = plan_text(dataclasses.replace(PLAN, decisions=values, pins=()), 160)
+        text = plan_text(changed(PLAN, decisions=values, pins=()), 160)
         return [line for line in text.splitlines() if " × " in line]
 
     reasons = {mib: f"costs 2.0 ms, frees {mib}.0 MiB a layer" for mib in (8, 64)}
@@ -261,18 +264,18 @@ def test_reasons_say_whose_figures_they_are():
 
 def test_copies_that_take_longer_than_a_layer_are_no_percentage():
     stack = dataclasses.replace(
-        PLAN.stacks[0], forward_window_used=57.49, backward_window_used=1.2
+        PLAN.program.stacks[0], forward_window_used=57.49, backward_window_used=1.2
     )
-    text = plan_text(dataclasses.replace(PLAN, stacks=(stack,)), 160)
+    text = plan_text(changed(PLAN, stacks=(stack,)), 160)
     assert "forward 50.1 ms a layer (copies take 57 × a layer's time)" in text
     assert "backward 100.2 ms (copies take 1.2 × a layer's time)" in text
 
 
 def test_limit_on_pinned_host_memory_is_said_where_something_is_there():
     note = "for more set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=128"
-    record = dataclasses.replace(PLAN, notes=(note, "Another note."))
+    record = changed(PLAN, notes=(note, "Another note."))
     assert note in plan_text(record, 160)
-    without = plan_text(dataclasses.replace(record, host_bytes=0), 160)
+    without = plan_text(changed(record, host_bytes=0), 160)
     assert note not in without
     assert "Another note." in without
 

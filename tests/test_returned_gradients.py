@@ -77,7 +77,7 @@ def test_what_fits_in_no_other_way_returns_them_in_host_memory(step, target, tmp
     assert found.fits
     assert found.device_bytes <= LITTLE < GRADIENTS
     assert found.host_bytes >= PARAMETERS + GRADIENTS
-    assert any(NOTE in note for note in found.notes)
+    assert any(NOTE in note for note in found.proof.notes)
     reasons = {d.reason for d in found.decisions if d.role == "parameter"}
     assert all("its gradient, which the step returns" in reason for reason in reasons)
     args = numbers(shapes())
@@ -108,7 +108,7 @@ def test_the_gate_knows_where_they_belong():
 def test_where_there_is_room_they_come_on_the_device():
     found = plan(gradients, *shapes(), budget=ENOUGH)
     assert found.fits
-    assert not any(NOTE in note for note in found.notes)
+    assert not any(NOTE in note for note in found.proof.notes)
     assert found.smallest_budget <= LITTLE  # in host memory, as it knows
     args = numbers(shapes())
     out = found.apply(gradients)(*found.place(*args))
@@ -171,7 +171,7 @@ def test_they_are_tried_where_predictions_of_all_else_were_wrong():
     for budget in (910 * 2**10, MIB):
         found = plan(steps, *arrays, target="h200", budget=budget)
         assert found.fits
-        assert found.gradients_on_host
+        assert found.program.streaming.gradients_on_host
     least = plan(steps, *arrays, target="h200", budget=520 * 2**10)
     assert not least.fits
     assert 520 * 2**10 < least.smallest_budget <= least.device_bytes

@@ -25,8 +25,8 @@ from layered import (
     run_layers,
 )
 from planned_steps import assert_same_bits, at_random, check, planned, unfused
-from stowax._layers._rewrite import Options
 from stowax._mark import stow
+from stowax._records._stages import Options
 
 
 @pytest.fixture(params=[False, True], ids=["scan", "loop"])

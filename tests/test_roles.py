@@ -12,7 +12,7 @@ import pytest
 import stowax
 from planned_models import spec
 from stowax._errors import StepError
-from stowax._layers._rewrite import Options
+from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 
 LAYERS, WIDTH = 3, 8
@@ -153,7 +153,7 @@ def test_weights_beside_a_gradient_of_the_same_place_are_the_callers():
     x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
     state = {"w": w, "ref": w}
     plan = stowax.plan(step, state, x, target="h200", budget="99%", progress=False)
-    assert plan.donate_argnums == ()
+    assert plan.program.donate_argnums == ()
 
 
 def test_statistics_that_layers_return_come_back_with_the_state():
@@ -177,7 +177,7 @@ def test_statistics_that_layers_return_come_back_with_the_state():
     state = {"w": w, "m": w, "mean": jax.ShapeDtypeStruct((4, 64), jnp.float32)}
     x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
     plan = stowax.plan(step, state, x, target="h200", budget="90%", progress=False)
-    assert plan.donate_argnums == (0,)
+    assert plan.program.donate_argnums == (0,)
 
 
 def test_a_whole_epoch_has_the_roles_of_its_steps(usual_promotion):

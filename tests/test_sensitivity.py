@@ -114,7 +114,7 @@ def test_a_plan_for_a_machine_that_is_not_there_says_it():
     plan = stowax.plan(
         train, *args, target=known, budget="300MiB", compiler_options=QUICK
     )
-    notes = [note for note in plan.notes if "the host link is assumed" in note]
+    notes = [note for note in plan.proof.notes if "the host link is assumed" in note]
     assert any(d.decision == "offload" for d in plan.decisions)
     assert len(notes) == 1
     assert "at 1 GB/s offloading" in notes[0]

@@ -60,4 +60,4 @@ def test_parameters_stay_where_there_is_room_for_them():
     moved = {d.role for d in found.decisions if d.decision == "offload"}
     assert "parameter" in kept
     assert "parameter" not in moved
-    assert len(found.trials) <= 4
+    assert len(found.search.trials) <= 4

@@ -106,7 +106,7 @@ def test_a_refusal_says_why_the_state_stays():
 
     args = spec(512, 512), spec(512, 512), spec(8, 512)
     found = stowax.plan(step, *args, budget="1MiB", target="cpu", progress=False)
-    largest, *_ = found.in_the_way
+    largest, *_ = found.proof.in_the_way
     assert largest.endswith("stays: the target has no host memory of its own")
 
 
@@ -160,4 +160,4 @@ def test_numpys_own_integers_are_planned_in_silence():
     assert rows.dtype == np.int64
     found = stowax.plan(step, spec(64, 64), rows, target="h200", progress=False)
     assert found.fits
-    assert found.arguments[1].dtype == "int32"
+    assert found.program.arguments[1].dtype == "int32"

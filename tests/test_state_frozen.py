@@ -134,7 +134,7 @@ def test_steps_are_those_without_a_plan_and_the_frozen_part_stays_usable(form):
     base, tuned = shapes(form)
     step = tuning(form)
     found = plan(step, base, tuned, tuned, spec(ROWS, WIDTH), pin=PARAMETER)
-    assert 0 not in found.donate_argnums
+    assert 0 not in found.program.donate_argnums
     base, tuned = arrays(base), arrays(tuned, 1)
     mine = tuned, jax.tree.map(jnp.zeros_like, tuned)
     theirs = jax.tree.map(jnp.copy, mine)

@@ -19,8 +19,8 @@ import stowax
 from planned_models import QUICK, spec, target_or_skip
 from planned_steps import CHOICES, plans
 from stowax._hlo._program import read_program
-from stowax._layers._rewrite import Options
 from stowax._records._program import COLLECTIVES
+from stowax._records._stages import Options
 from stowax._state._shards import partition_of, shard_shape
 from stowax._state._state import find_state, search_state
 from stowax._state._stream import Hosted

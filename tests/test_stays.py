@@ -150,6 +150,6 @@ def test_the_plan_lists_what_stays_and_why():
         "1 array of the state (4.00 KiB) stays on the device: copies of less than "
         "4.00 MiB are not worth it"
     )
-    assert note in found.notes
+    assert note in found.proof.notes
     # Where nothing of the state leaves there is nothing to be said of what stays.
-    assert not [n for n in plan(train, params, X).notes if "of the state" in n]
+    assert not [n for n in plan(train, params, X).proof.notes if "of the state" in n]

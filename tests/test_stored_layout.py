@@ -6,7 +6,7 @@ import pytest
 
 import stowax
 from planned_models import spec, target_or_skip
-from stowax._layers._rewrite import Options
+from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 from stowax._survey import _survey
 from stowax._survey._options import wants_row_major

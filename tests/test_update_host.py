@@ -20,8 +20,8 @@ from planned_models import QUICK, spec, target_or_skip
 from stowax import _jax
 from stowax._hardware._figures import RATE, assumed
 from stowax._hlo._host_calls import is_planned, update_scope
-from stowax._layers._rewrite import Options
 from stowax._planner import baselines
+from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 from stowax._survey._apply import apply_decisions
 from stowax._survey._survey import take_survey
@@ -217,7 +217,7 @@ def plan(machine, **options):
 def test_a_plan_that_updates_on_the_host(tmp_path):
     machine = target()  # as its figures are: gradient descent is faster there
     found = plan(machine)
-    assert [a.path for a in found.arguments if a.on_host] == ["args[0]"]
+    assert [a.path for a in found.program.arguments if a.on_host] == ["args[0]"]
     (state,) = [d for d in found.decisions if d.stack == "state"]
     assert state.decision == "offload"
     assert state.reason.startswith("the host's processor updates it, in ")
@@ -225,7 +225,9 @@ def test_a_plan_that_updates_on_the_host(tmp_path):
     assert "the host's processor updates 1 value of the state" in str(found)
     found.save(tmp_path / "plan.json")
     again = stowax.load_plan(tmp_path / "plan.json")
-    assert json.loads((tmp_path / "plan.json").read_text())["arguments"][0]["on_host"]
+    assert json.loads((tmp_path / "plan.json").read_text())["program"]["arguments"][0][
+        "on_host"
+    ]
 
     optimizer = optax.sgd(0.1)
     specs = again.specs(*arguments(optimizer))
@@ -240,7 +242,7 @@ def test_a_plan_that_updates_on_the_host(tmp_path):
     assert sum(i.seconds for i in busy) == pytest.approx(seconds, rel=1e-3)
 
     streams = plan(machine, forbid=["host update"])
-    assert not any(a.on_host for a in streams.arguments)
+    assert not any(a.on_host for a in streams.program.arguments)
     assert streams.step_seconds > found.step_seconds
     assert streams.device_bytes >= found.device_bytes
 
@@ -248,13 +250,13 @@ def test_a_plan_that_updates_on_the_host(tmp_path):
 def test_what_was_to_be_updated_on_the_host_and_is_not_stays(monkeypatch):
     monkeypatch.setattr(stowax._update._run, "runs_on_host", lambda *_: False)
     found = plan(target())
-    assert not any(argument.on_host for argument in found.arguments)
+    assert not any(argument.on_host for argument in found.program.arguments)
     words = (
         "the compiler left copies out of the program (The compiled program does not "
         "update these arrays on the host's processor, although the plan says so: "
         "args[0]."
     )
-    assert any(words in note for note in found.notes)
+    assert any(words in note for note in found.proof.notes)
 
 
 def donated_update(machine):

@@ -12,8 +12,8 @@ import pytest
 
 import stowax
 from planned_models import QUICK, spec, total
-from stowax._layers._rewrite import Options
 from stowax._planner import baselines, evaluate, solve
+from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 from stowax._survey._options import wants_row_major
 from stowax._survey._survey import predict, take_survey

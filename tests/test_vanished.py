@@ -79,6 +79,6 @@ def test_a_stream_that_is_not_there_is_named_and_its_values_stay(
 ):
     without(monkeypatch, lost)
     found = plan(train_step, *arguments(form), pin={"parameter": "offload"})
-    assert any(re.search(named, note) for note in found.notes)
+    assert any(re.search(named, note) for note in found.proof.notes)
     parameters = [d for d in found.decisions if d.role == "parameter"]
     assert {d.decision for d in parameters} == {"keep"}

@@ -1,12 +1,11 @@
 """Copies that the compiler leaves out: what they are of stays, and nothing else."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 import stowax
+from plan_parts import changed
 
 LAYERS, WIDTH = 4, 48
 
@@ -42,7 +41,7 @@ def plan():
 def test_other_values_are_offloaded_as_they_are_pinned(plan):
     decided = {d.role: d.decision for d in plan.decisions if d.stack == "state"}
     assert decided["optimizer state"] == "offload"
-    (note,) = [n for n in plan.notes if "may not be offloaded" in n]
+    (note,) = [n for n in plan.proof.notes if "may not be offloaded" in n]
     assert note.startswith("what it names may not be offloaded: the compiler left")
 
 
@@ -55,7 +54,7 @@ def test_the_plan_says_of_which_pin_not_all_was_kept(plan):
 
 
 def test_where_nothing_is_refused_pins_have_their_price(plan):
-    without = dataclasses.replace(plan, notes=())
+    without = changed(plan, notes=())
     text = " ".join(str(without).split())
     assert "see the notes" not in text
     assert text.count("per step") + text.count("costs nothing") >= 2

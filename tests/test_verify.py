@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from plan_parts import changed
 from stowax._errors import ArgumentError, PlanMismatchError, VerifyMemoryError
 from stowax._layers import _passes
 from stowax._verify import _gate, _tolerance
@@ -263,7 +264,7 @@ def test_random_keys_counters_and_a_plan_that_moves_nothing():
 
 
 def test_a_compile_only_plan_is_checked_here_and_it_says_what_that_is_worth():
-    plan = dataclasses.replace(made(), target="v5p-8", compile_only=True)
+    plan = changed(made(), target="v5p-8", compile_only=True)
     v = verify(plan, steps=1)
     assert v
     assert v.notes == (

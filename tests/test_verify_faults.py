@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plan_parts import changed
 from stowax._layers import _passes
 from stowax._verify._blame import find_blame
 from stowax._verify._compare import STATE_ROLES
@@ -107,9 +108,9 @@ def test_old_state_that_is_read_after_the_new_was_written(monkeypatch):
 
 
 def test_decisions_that_are_wrong_only_together_are_named_without_the_others():
-    plan = dataclasses.replace(made(LARGE), stacks=())
+    plan = changed(made(LARGE), stacks=())
     one = next(d for d in plan.decisions if d.role == "optimizer state")
-    paths = [a.path for a in plan.arguments if a.role in STATE_ROLES]
+    paths = [a.path for a in plan.program.arguments if a.role in STATE_ROLES]
     assert len(paths) == 4
     decisions = tuple(
         dataclasses.replace(one, name=path, decision="offload") for path in paths
@@ -118,13 +119,13 @@ def test_decisions_that_are_wrong_only_together_are_named_without_the_others():
         dataclasses.replace(
             a, memory_kind="pinned_host" if a.path in paths else "device"
         )
-        for a in plan.arguments
+        for a in plan.program.arguments
     )
-    plan = dataclasses.replace(plan, decisions=decisions, arguments=records)
+    plan = changed(plan, decisions=decisions, arguments=records)
     guilty = {"args[0]['up']", "args[1]['down']"}
 
     def wrong(part):
-        kinds = {a.path: a.memory_kind for a in part.arguments}
+        kinds = {a.path: a.memory_kind for a in part.program.arguments}
         return all(kinds[path] == "pinned_host" for path in guilty)
 
     blamed, why = find_blame(plan, {}, wrong, lambda words: None)

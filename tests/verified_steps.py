@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import stowax
+from plan_parts import changed
 from stowax._layers import _passes
 from stowax._plan._plan import Plan
+from stowax._records._plan import stored_by
 
 LAYERS, ROWS = 4, 16
 LARGE = 256  # a width at which state is large enough to be streamed
@@ -61,23 +63,26 @@ def made(width=16):
 
 def offloading(plan, state=()):
     """`plan` with all that it stores of its layers offloaded, and this state."""
-    (stack,) = plan.stacks
-    stored = dict.fromkeys(stack.stored, "offload")
-    stored[min(stored)] = "offload early"
-    return dataclasses.replace(
+    (stack,) = plan.program.stacks
+    stored = stored_by(plan.decisions, stack.name)
+    first = (stack.name, min(stored))
+    return changed(
         plan,
-        stacks=(dataclasses.replace(stack, stored=stored),),
         arguments=tuple(
             dataclasses.replace(a, memory_kind="pinned_host") if a.path in state else a
-            for a in plan.arguments
+            for a in plan.program.arguments
         ),
         decisions=tuple(
-            dataclasses.replace(d, decision="offload")
+            dataclasses.replace(
+                d,
+                decision="offload",
+                travel="early" if (d.stack, d.value) == first else None,
+            )
             if d.name in state or (d.stack == stack.name and d.value in stored)
             else d
             for d in plan.decisions
         ),
-        donate_argnums=(0, 1) if state else plan.donate_argnums,
+        donate_argnums=(0, 1) if state else plan.program.donate_argnums,
     )
 
 
@@ -122,7 +127,7 @@ def around(monkeypatch, fault, when=lambda plan: True):
 
 def hosted(path):
     def when(plan):
-        kinds = {a.path: a.memory_kind for a in plan.arguments}
+        kinds = {a.path: a.memory_kind for a in plan.program.arguments}
         return kinds[path] == "pinned_host"
 
     return when

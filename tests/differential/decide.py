@@ -11,9 +11,8 @@ from typing import Any
 import jax
 
 import stowax
-from stowax._layers._rewrite import Options
 from stowax._planner._baselines import named
-from stowax._records._stages import least_bytes
+from stowax._records._stages import Options, least_bytes
 from stowax._state._places import Kind, mesh_of, put
 from stowax._state._shards import device_bytes
 from stowax._step._trace import in_order, record_for, trace_step

@@ -18,6 +18,7 @@ import jax
 
 import stowax
 from stowax._errors import MisfitError
+from stowax._records._plan import stored_by
 
 from .build import build, surroundings
 from .choosers import SeededChooser
@@ -152,11 +153,11 @@ def options_of(wishes, taken):
 def what_moves(plan):
     """What the plan changes, in words; nothing if the step runs as it is written."""
     found = set()
-    for stack in plan.stacks:
-        if stack.stored is not None:
-            ways = {way.split()[0] for way in stack.stored.values()} or {"recompute"}
-            found |= {f"{way} activations" for way in ways} | {"loop"}
-    for argument in plan.arguments:
+    for stack in plan.program.stacks if plan.program.rewritten else ():
+        stored = stored_by(plan.decisions, stack.name)
+        ways = {way.split()[0] for way in stored.values()} or {"recompute"}
+        found |= {f"{way} activations" for way in ways} | {"loop"}
+    for argument in plan.program.arguments:
         if argument.memory_kind != "device":
             found.add(f"{argument.role} on host")
     return tuple(sorted(found))

@@ -21,6 +21,8 @@ from .._records._stages import (
 )
 from .._search._space import Space
 from .._state._state import NAME as STATE
+from .._survey._apply import StepPlan
+from .._survey._preferences import Preferences
 from .._survey._survey import Survey
 from .._units import format_bytes, format_seconds
 from .._update._blocks import BlockSize
@@ -31,11 +33,13 @@ _SEEN = 0.01
 
 
 def decision_records(
-    survey: Survey, decisions: Decisions, pinned: dict
+    survey: Survey, decisions: Decisions, plan: StepPlan, preferences: Preferences
 ) -> tuple[DecisionRecord, ...]:
     """One record per value that the backward pass needs or the plan stores.
 
     And per array of the state that could not leave, but for small ones (`notes`).
+
+    **Arguments:** `plan` is what the step does under the decisions.
     """
 
     def record(stack: str, value: Value, count: int, **fields: Any) -> DecisionRecord:
@@ -48,17 +52,18 @@ def decision_records(
             shape=value.shape,
             dtype=value.dtype,
             count=count,
-            pinned=pinned.get((stack, value.index)),
+            pinned=preferences.matched(value),
             **fields,
         )
 
     records = []
     for body, chosen in zip(survey.bodies, decisions, strict=True):
         parts = updated_on_host(body, chosen)
+        stack = plan.stacks.get(body.name)
+        stored = stack.stored if stack else {}
         for value, decision in zip(body.values, chosen, strict=True):
-            if decision is None or value.available:
-                continue
-            if not value.needed and decision == "recompute":
+            read = value.needed and not value.available
+            if decision is None or (decision == "recompute" and not read):
                 continue
             count = _count(survey, body, value)
             records.append(
@@ -68,6 +73,7 @@ def decision_records(
                     count,
                     bytes=value.bytes * body.count // count,
                     decision=decision,
+                    travel=stored.get(value.index, "").partition(" ")[2] or None,
                     reason=reason_of(survey, body, value, decision, parts),
                 )
             )
@@ -95,16 +101,18 @@ def _count(survey: Survey, body: Body, value: Value) -> int:
 
 
 def stack_records(
-    survey: Survey, decisions: Decisions | None, evaluation: Evaluation | None
+    survey: Survey, evaluation: Evaluation | None, *, rewritten: bool
 ) -> tuple[StackRecord, ...]:
-    """One record per repeated body, with what it stores."""
-    plans = survey.step_plan(decisions).stacks if decisions is not None else {}
+    """One record per repeated body."""
+    forward = backward = (0.0,) * len(survey.bodies)
+    if evaluation is not None:
+        forward = evaluation.forward_window_used
+        backward = evaluation.backward_window_used
     records = []
     for k, body in enumerate(survey.bodies):
         if body.phase == "update":
             continue
         traced = survey.step.stacks[body.name]
-        plan = plans.get(body.name)
         records.append(
             StackRecord(
                 name=body.name,
@@ -112,16 +120,11 @@ def stack_records(
                 count=body.count,
                 unrolled=traced.stack.separate,
                 fingerprint=traced.body.forward.fingerprint,
-                stored=dict(plan.stored) if plan else None,
                 forward_seconds=body.forward_seconds,
                 backward_seconds=body.backward_seconds,
-                forward_window_used=(
-                    evaluation.forward_window_used[k] if evaluation else 0.0
-                ),
-                backward_window_used=(
-                    evaluation.backward_window_used[k] if evaluation else 0.0
-                ),
-                outline=tuple(outline(traced.body.forward.jaxpr)) if plan else (),
+                forward_window_used=forward[k],
+                backward_window_used=backward[k],
+                outline=tuple(outline(traced.body.forward.jaxpr)) if rewritten else (),
             )
         )
     return tuple(records)

@@ -146,7 +146,7 @@ def inspect(
         found = dataclasses.replace(
             found, transfers=transfers, copies=copies_of(transfers, plan)
         )
-    roles = tuple(argument.role for argument in plan.arguments) if plan else ()
+    roles = tuple(argument.role for argument in plan.program.arguments) if plan else ()
     arguments = argument_roles(lowered.traced, roles) if lowered else {}
     return _with_memory(found, compiled, machine, arguments)
 

@@ -54,7 +54,7 @@ def priced(
 def serving(transfers: Iterable[Transfer], plan: PlanRecord) -> tuple[Transfer, ...]:
     """The transfers with the names of the plan's candidates that they serve."""
     names = {(d.stack, d.value): d.name for d in plan.decisions}
-    paths = [argument.path for argument in plan.arguments]
+    paths = [argument.path for argument in plan.program.arguments]
 
     def name_of(transfer: Transfer) -> str:
         found = _SCOPE.search(transfer.op_name)
@@ -77,7 +77,7 @@ def copies_of(transfers: Sequence[Transfer], plan: PlanRecord) -> tuple[CopyChec
 
     What the host's processor updates makes none, and is left out.
     """
-    updated = {a.path for a in plan.arguments if a.on_host}
+    updated = {a.path for a in plan.program.arguments if a.on_host}
     # Values of two stacks may have one name: what moves for each has its own scope.
     moved: dict[object, collections.Counter[str]] = collections.defaultdict(
         collections.Counter
@@ -113,4 +113,4 @@ def copies_of(transfers: Sequence[Transfer], plan: PlanRecord) -> tuple[CopyChec
 def _arguments_of(decision: DecisionRecord, plan: PlanRecord) -> list[str]:
     """The arguments that a value of the step's state stands for."""
     pattern = re.escape(decision.name).replace(r"\*", r"\d+")
-    return [a.path for a in plan.arguments if re.fullmatch(pattern, a.path)]
+    return [a.path for a in plan.program.arguments if re.fullmatch(pattern, a.path)]

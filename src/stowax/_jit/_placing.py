@@ -30,11 +30,11 @@ class Placing:
     @classmethod
     def of(cls, plan: Plan, arrays: Sequence[Any]) -> "Placing | None":
         """The places of a plan with state in host memory; `None` of any other."""
-        if all(a.memory_kind == "device" for a in plan.arguments):
+        if all(a.memory_kind == "device" for a in plan.program.arguments):
             return None
-        kinds = planned_kinds(plan.arguments, arrays)
+        kinds = planned_kinds(plan.program.arguments, arrays)
         donated = tuple(
-            position in plan.donate_argnums
+            position in plan.program.donate_argnums
             for position, tree in enumerate(arrays)
             for _ in jax.tree.leaves(tree)
         )

@@ -250,14 +250,14 @@ class Planned(KnownStep):
             return plan
 
         asked, plan = agreed(self._name, ask, make)
-        if taken.donated is None and plan.fits and plan.donate_argnums:
-            given = ", ".join(f"args[{n}]" for n in plan.donate_argnums)
+        if taken.donated is None and plan.fits and plan.program.donate_argnums:
+            given = ", ".join(f"args[{n}]" for n in plan.program.donate_argnums)
             self._say()(
                 f"{self._name} does not fit unless {given} may be overwritten: what a "
                 "call returns is gone after the next one. Keep copies (jnp.copy) of "
                 "what is needed longer, or let it overwrite nothing: donate_argnums=()"
             )
-        waits = [a for a in plan.arguments if a.memory_kind != "device"]
+        waits = [a for a in plan.program.arguments if a.memory_kind != "device"]
         if plan.fits and waits:
             names = {"parameter": "parameters"}
             roles = dict.fromkeys(names.get(a.role, a.role) for a in waits)
@@ -282,17 +282,18 @@ class Planned(KnownStep):
                 asked = dataclasses.replace(asked, budgets=(frugal.budget_bytes,))
         (plan,) = found_for(asked, taken_apart=taken_apart)
         if frugal is not None and frugal.smallest_budget < plan.smallest_budget:
-            plan = dataclasses.replace(
-                plan,
+            search = dataclasses.replace(
+                plan.search,
                 smallest_budget=frugal.smallest_budget,
-                smallest_budget_is=frugal.smallest_budget_is,
+                smallest_budget_is=frugal.search.smallest_budget_is,
             )
+            plan = dataclasses.replace(plan, search=search)
         return plan
 
     def _lent(self, plan: Plan) -> Lent:
         """For a plan that overwrites what nobody said it may."""
         say = lambda text: self._say()(f"{self._name}: {text}")
-        return Lent(plan.donate_argnums, plan.device_bytes, self._results, say)
+        return Lent(plan.program.donate_argnums, plan.device_bytes, self._results, say)
 
     def _asked(self, taken: Taken, flat: Any) -> Asked:
         wishes = {

@@ -38,7 +38,7 @@ class Ready:
             return taken.arrays
         check_alive(taken.arrays)
         lent = self.lent.of(taken.arrays) if self.lent else frozenset[int]()
-        arrays = apart(taken.arrays, self.plan.donate_argnums)
+        arrays = apart(taken.arrays, self.plan.program.donate_argnums)
         if self.placing is not None:
             return self.placing.place(arrays, lent)
         arrays = on_device(arrays)  # what another step's plan has put there comes back
@@ -80,7 +80,7 @@ def under(
     """
     if not plan.fits:
         raise MisfitError(why_it_does_not_fit(plan))
-    overwrites = taken.donated is None and plan.donate_argnums
+    overwrites = taken.donated is None and plan.program.donate_argnums
     return Ready(
         plan=plan,
         run=put_into_effect(
@@ -99,9 +99,8 @@ def step_under(plan: Plan, asked: Asked) -> Any:
     Not for a target that is not there, where it was recorded with other devices; nor
     where nothing of what is marked is decided on.
     """
-    decides = any(stack.stored is not None for stack in plan.stacks)
     here = not asked.machine.compile_only
-    return asked.recording if decides and here else asked.step
+    return asked.recording if plan.program.rewritten and here else asked.step
 
 
 def given_by(flat: Any) -> Callable[[Any], Any]:

@@ -21,26 +21,11 @@ from .. import _jax
 from .._jax_primitives import only_prints
 from .._jaxprs._jaxpr import Program, bind, evaluate, inline, spec_of, trace
 from .._jaxprs._repeats import Repeat, find_repeats
+from .._records._stages import Options
 from ._boundary import Boundary
 from ._calls import Call
 from ._linearize import Linearize, Linearized, linearizer
 from ._pipeline import Choose, Stack, run_stack
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How marked functions are read.
-
-    `keep_checkpoint` leaves the user's own `jax.checkpoint` calls inside repeated
-    bodies as they are; `roll` looks for the repeating blocks of unrolled loops, which
-    become loops unless they run `as_written`; `row_major` fixes how stored values lie
-    in memory (see `Stack.lay_out`).
-    """
-
-    keep_checkpoint: bool = False
-    roll: bool = True
-    as_written: bool = False
-    row_major: bool = False
 
 
 class Rewriter:

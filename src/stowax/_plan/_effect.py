@@ -6,13 +6,11 @@ from typing import Any
 import jax
 
 from .._errors import PlanMismatchError
-from .._layers._rewrite import Options
-from .._records._plan import PlanRecord
-from .._state._stream import Hosted
+from .._records._plan import PlanRecord, stored_by
+from .._state._stream import hosted_of
 from .._survey._apply import StackPlan, StepPlan, apply_decisions, attach_options
 from .._target._target import is_here, platform_of
 from .._units import format_bytes, format_room
-from .._update._blocks import BlockSize
 
 
 def put_into_effect(
@@ -30,82 +28,61 @@ def put_into_effect(
 
     **Raises:** `PlanMismatchError` for a plan made on another kind of attached device.
     """
+    program = plan.program
     attached = jax.devices()[0].device_kind
-    elsewhere = plan.compile_only and not there and not is_here(plan.target)
-    if not plan.compile_only and attached != plan.device_kind:
+    elsewhere = program.compile_only and not there and not is_here(program.target)
+    if not program.compile_only and attached != program.device_kind:
         raise PlanMismatchError(
-            f"plan: made for {plan.target} ({plan.device_kind}), and JAX runs on "
+            f"plan: made for {program.target} ({program.device_kind}), and JAX runs on "
             f"{attached} here. Make a plan on this machine."
         )
     stacks = {
-        s.name: StackPlan(fingerprint=s.fingerprint, stored=s.stored, outline=s.outline)
-        for s in plan.stacks
-        if s.stored is not None
+        stack.name: StackPlan(
+            fingerprint=stack.fingerprint,
+            stored=stored_by(plan.decisions, stack.name),
+            outline=stack.outline,
+        )
+        for stack in program.stacks
+        if program.rewritten
     }
-    hosted = _hosted(plan)
+    platform = platform_of(program.target)
+    hosted = hosted_of(program.arguments, program.streaming, platform)
     jitted = apply_decisions(
         step,
         StepPlan(stacks=stacks, hosted=hosted) if stacks or hosted else None,
-        Options(
-            keep_checkpoint=plan.keep_checkpoint,
-            roll=plan.roll,
-            as_written=plan.as_written,
-            row_major=plan.row_major,
-        ),
-        donate=plan.donate_argnums,
-        compiler_options=None if elsewhere else plan.compiler_options,
-        arguments=plan.arguments,
+        program.options,
+        donate=program.donate_argnums,
+        compiler_options=None if elsewhere else program.compiler_options,
+        arguments=program.arguments,
         within=within,
     )
     # For `stowax.inspect`, which tells what of this is in the compiled program.
     jitted.stowax_plan = plan
-    return attach_options(jitted, plan.compiler_options) if elsewhere else jitted
+    return attach_options(jitted, program.compiler_options) if elsewhere else jitted
 
 
 def why_it_does_not_fit(plan: PlanRecord) -> str:
     """What the program needs, which budget works, and what is in the way."""
-    needed, limit = format_bytes(plan.device_bytes), format_bytes(plan.budget_bytes)
+    proof = plan.proof
+    needed, limit = format_bytes(proof.device_bytes), format_bytes(proof.budget_bytes)
     if needed == limit:  # to the three digits that are written
-        needed, limit = f"{plan.device_bytes} B", f"{plan.budget_bytes} B"
+        needed, limit = f"{proof.device_bytes} B", f"{proof.budget_bytes} B"
     needs = (
         f"plan: it does not fit: its program needs {needed} of the device and "
-        f"{format_bytes(plan.host_bytes)} of the host"
+        f"{format_bytes(proof.host_bytes)} of the host"
     )
-    if plan.host_bytes > plan.host_budget_bytes:
+    if proof.host_bytes > proof.host_budget_bytes:
         return (
-            f"{needs}, and may take {format_bytes(plan.host_budget_bytes)} of the "
+            f"{needs}, and may take {format_bytes(proof.host_budget_bytes)} of the "
             "host. Give a larger host_budget, or pin less to 'offload'."
         )
     smallest = format_room(plan.smallest_budget)
-    if plan.smallest_budget_is == "predicted":
+    if plan.search.smallest_budget_is == "predicted":
         smallest = f"about {smallest}, as predicted"
-    left = [note for note in plan.notes if note.startswith("what is marked runs")]
-    way = [*left, *plan.in_the_way]
+    left = [note for note in proof.notes if note.startswith("what is marked runs")]
+    way = [*left, *proof.in_the_way]
     why = f" In the way: {'; '.join(way[:3])}." if way else ""
     return (
         f"{needs}, and may take {limit} of the device. The "
         f"smallest budget that works is {smallest}.{why}"
-    )
-
-
-def _hosted(plan: PlanRecord) -> Hosted | None:
-    """The arguments in host memory, as `apply` needs them."""
-    mine = {
-        i: argument
-        for i, argument in enumerate(plan.arguments)
-        if argument.memory_kind != "device"
-    }
-    if not mine:
-        return None
-    return Hosted(
-        updates={i: a.output for i, a in mine.items()},
-        shards={i: a.shard for i, a in mine.items()},
-        partitions={i: a.partition for i, a in mine.items() if a.partition is not None},
-        orders={i: a.order for i, a in mine.items() if a.order is not None},
-        in_turn=platform_of(plan.target) != "tpu",
-        lean=plan.lean,
-        on_host=tuple(i for i, argument in mine.items() if argument.on_host),
-        late=plan.late,
-        returned=plan.gradients_on_host,
-        size=BlockSize.least(plan.least_bytes, platform_of(plan.target)),
     )

@@ -72,14 +72,14 @@ def plan_as_code(record: PlanRecord) -> str:
     print(stowax.load_plan("plan.json").as_code())
     ```
     """
-    parts = [_HEADER.format(step=_one_line(record.step), target=record.target)]
+    parts = [_HEADER.format(step=_one_line(record.program.step), target=record.target)]
     taken: set[str] = set()
-    for stack in record.stacks:
+    for stack in record.program.stacks:
         decisions = [d for d in record.decisions if d.stack == stack.name]
         parts.append(_stack_code(stack, decisions, taken))
-    if not record.stacks:
+    if not record.program.stacks:
         parts.append("# The plan has no repeated body: there is nothing to wrap.\n")
-    if options := options_by_hand(record.compiler_options):
+    if options := options_by_hand(record.program.compiler_options):
         lines = [f"    {k!r}: {v!r},\n" for k, v in options.items()]
         parts.append(_OPTIONS.format(lines="".join(lines)))
     return "\n\n".join(parts)

@@ -13,7 +13,8 @@ import jax
 from .._calling._calling import take
 from .._calling._known import known
 from .._calling._objects import together
-from .._records._plan import PlanRecord, plan_from, read_plan
+from .._records._plan import PlanRecord
+from .._records._plan_file import plan_from, read_plan
 from .._state._places import (
     attached_specs,
     check_alive,
@@ -30,7 +31,8 @@ from ._effect import put_into_effect, why_it_does_not_fit
 class Plan(PlanRecord):
     """A decision per candidate, in effect through `apply`. Made by `stowax.plan`.
 
-    The fields are those of `PlanRecord`; `print(plan)` shows them on one screen.
+    Its parts are those of `PlanRecord`: `program`, `decisions`, `proof` and `search`.
+    `print(plan)` shows them on one screen.
     """
 
     __slots__ = ()
@@ -54,7 +56,7 @@ class Plan(PlanRecord):
         """
         if not self.fits:
             warnings.warn(why_it_does_not_fit(self), stacklevel=2)
-        if self.taken_apart:
+        if self.program.taken_apart:
             return Applied(step, lambda flat: put_into_effect(self, flat))
         return put_into_effect(self, known(step).bare or step)
 
@@ -79,7 +81,7 @@ class Plan(PlanRecord):
         **Raises:** `ArgumentError` for state that has no sharding beside some that has;
         `PlanMismatchError` for state of other shapes or dtypes than the planned.
         """
-        kinds = planned_kinds(self.arguments, args)
+        kinds = planned_kinds(self.program.arguments, args)
         specs = attached_specs(args) or target_for(self.target, args).specs(*args)
         leaves, structure = jax.tree.flatten_with_path(tuple(specs))
         placed = jax.tree.unflatten(
@@ -108,7 +110,7 @@ class Plan(PlanRecord):
         """
         with together():
             taken = take(args, {}, known(self.place))
-            kinds = planned_kinds(self.arguments, taken.arrays)
+            kinds = planned_kinds(self.program.arguments, taken.arrays)
             check_alive(taken.arrays)
             mesh = mesh_of(taken.arrays)
             leaves = jax.tree.leaves(taken.arrays)
@@ -139,7 +141,7 @@ class Plan(PlanRecord):
         """
         from ._init import initialized
 
-        return initialized(self.arguments, init, args, kwargs)
+        return initialized(self.program.arguments, init, args, kwargs)
 
     def as_code(self) -> str:
         """The same decisions as plain JAX code: checkpoint names and a policy.

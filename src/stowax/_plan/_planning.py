@@ -3,7 +3,6 @@
 What was asked is checked here, `_finding` does the work, `_record` writes it down.
 """
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -138,7 +137,7 @@ def plans(
     **Arguments:** `budgets` are what `plan` takes as its `budget`, in any order; all
     else is as for `plan`, `compiles` for each budget.
 
-    **Returns:** the plans in the order of `budgets`. A plan's `planning_seconds` are
+    **Returns:** the plans in the order of `budgets`. `search.planning_seconds` are
     those that its budget took; the first one's have the tracing.
 
     **Raises:** what `plan` does; `ArgumentError` if there is no budget.
@@ -241,6 +240,5 @@ def found_for(asked: Asked, *, taken_apart: bool) -> tuple[Plan, ...]:
     found = find(asked)
     for one in found:
         if id(one) not in made:
-            plan = written_down(one)
-            made[id(one)] = dataclasses.replace(plan, taken_apart=taken_apart)
+            made[id(one)] = written_down(one, taken_apart=taken_apart)
     return tuple(made[id(one)] for one in found)

@@ -2,9 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
-
-import jax
 
 from .._explain._certificate import certify
 from .._explain._describe import (
@@ -19,106 +16,73 @@ from .._explain._describe import (
 from .._explain._fast_memory import fast_memory_notes
 from .._explain._sensitivity import link_notes
 from .._planner import solve
-from .._records._plan import ArgumentRecord, Baseline, PinPrice, Trial
+from .._records._plan import (
+    Baseline,
+    PinPrice,
+    ProgramRecord,
+    ProofRecord,
+    SearchRecord,
+    Trial,
+)
 from .._records._stages import Decisions
 from .._search._loop import Search
 from .._search._space import Attempt, Space, narrowed
-from .._state._shards import partition_of, shard_shape
-from .._state._state import NAME as STATE
-from .._survey._preferences import Preferences
 from .._survey._survey import Survey
 from .._versions import versions
 from ._finding import Found
 from ._plan import Plan
 
 
-def written_down(found: Found) -> Plan:
-    """The plan that was found."""
-    search, best, preferences = found.search, found.best, found.best.space.preferences
+def written_down(found: Found, *, taken_apart: bool) -> Plan:
+    """The plan that was found; `taken_apart` as in `ProgramRecord`."""
+    best, survey = found.best, found.best.space.survey
+    decisions = ()
+    if best.decisions is not None:
+        done, wishes = survey.step_plan(best.decisions), best.space.preferences
+        decisions = decision_records(survey, best.decisions, done, wishes)
     return Plan(
-        **_identity(best.space.survey, best),
-        **_figures(search, best),
-        budget_bytes=search.budget,
-        host_budget_bytes=search.asked.host_budget,
-        pins=_pin_prices(best.space, search.budget),
-        forbid=preferences.forbidden(),
-        decisions=_decisions(best.space.survey, best, preferences),
-        planning_seconds=found.seconds,
+        program=_program(survey, best, taken_apart),
+        decisions=decisions,
+        proof=_proof(found.search, best),
+        search=_search(found.search, best, found.seconds),
     )
 
 
-def _identity(survey: Survey, best: Attempt) -> dict[str, Any]:
-    traced, machine, options = survey.step, survey.target, survey.options
-    plan = survey.step_plan(best.decisions) if best.decisions else None
-    hosted = plan.hosted.shards if plan and plan.hosted else {}
-    orders = plan.hosted.orders if plan and plan.hosted else {}
-    on_host = plan.hosted.on_host if plan and plan.hosted else ()
-    specs = jax.tree.leaves(survey.specs)
-    return {
-        "step": traced.name,
-        "target": machine.name,
-        "device_kind": (machine.compile_devices or machine.devices)[0].device_kind,
-        "compile_only": machine.compile_only,
-        "keep_checkpoint": options.keep_checkpoint,
-        "roll": options.roll,
-        "as_written": options.as_written,
-        "row_major": options.row_major,
-        "late": not survey.tight,
-        "gradients_on_host": survey.gradients_on_host,
-        "least_bytes": survey.least_bytes,
-        "lean": bool(plan and plan.hosted and plan.hosted.lean),
-        "arguments": tuple(
-            ArgumentRecord(
-                path=a.path,
-                shape=tuple(a.spec.shape),
-                shard=shard_shape(specs[i]),
-                partition=partition_of(specs[i]),
-                dtype=str(a.spec.dtype),
-                role=a.role,
-                output=traced.updates.get(i),
-                memory_kind="pinned_host" if i in hosted else "device",
-                on_host=i in on_host,
-                order=orders.get(i),
-            )
-            for i, a in enumerate(traced.arguments)
-        ),
-        "versions": versions(),
-    }
+def _program(survey: Survey, best: Attempt, taken_apart: bool) -> ProgramRecord:
+    """How the step is read, rewritten and compiled."""
+    traced, machine = survey.step, survey.target
+    rewritten = best.decisions is not None and bool(traced.stacks)
+    return ProgramRecord(
+        step=traced.name,
+        target=machine.name,
+        device_kind=(machine.compile_devices or machine.devices)[0].device_kind,
+        compile_only=machine.compile_only,
+        arguments=survey.arguments(best.decisions),
+        taken_apart=taken_apart,
+        stacks=stack_records(survey, best.evaluation, rewritten=rewritten),
+        rewritten=rewritten,
+        options=survey.options,
+        donate_argnums=survey.step.donate if best.donated else (),
+        compiler_options=dict(best.options),
+        streaming=survey.streaming(best.decisions),
+        versions=versions(),
+    )
 
 
-def _figures(search: Search, best: Attempt) -> dict[str, Any]:
-    """The fields that come out of the loop."""
-    survey, measured, evaluation = best.space.survey, best.measured, best.evaluation
-    fits = search.fits(best)
+def _proof(search: Search, best: Attempt) -> ProofRecord:
+    """What the compiled program shows."""
+    survey, measured, fits = best.space.survey, best.measured, search.fits(best)
     timeline = measured.inspection.timeline if measured.inspection else None
-    certificate = certify(search, best)
-    trials = _trials(search, best)
-    smallest, source = search.smallest_budget()
-    return {
-        "fits": fits,
-        "outcome": certificate.outcome,
-        "device_bytes": measured.compiled_bytes,
-        "host_bytes": measured.host_bytes,
-        "predicted_device_bytes": _predicted(best.space, best.decisions)
-        if best.decisions
-        else measured.predicted_bytes,
-        "first_predicted_device_bytes": trials[0].predicted_bytes,
-        "step_seconds": measured.step_seconds,
-        "exposed_seconds": timeline.exposed_seconds if timeline else 0.0,
-        "model_seconds": certificate.model_seconds,
-        "bound_seconds": certificate.bound_seconds,
-        "gap": certificate.gap,
-        "binding": certificate.binding,
-        "seconds_per_gib": certificate.seconds_per_byte * 2**30,
-        "smallest_budget": smallest,
-        "smallest_budget_is": source,
-        "stacks": stack_records(survey, best.decisions, evaluation),
-        "baselines": _baselines(search, best),
-        "trials": trials,
-        "donate_argnums": survey.step.donate if best.donated else (),
-        "compiler_options": dict(best.options),
-        "unpriced": survey.unpriced,
-        "notes": (
+    return ProofRecord(
+        fits=fits,
+        budget_bytes=search.budget,
+        host_budget_bytes=search.asked.host_budget,
+        device_bytes=measured.compiled_bytes,
+        host_bytes=measured.host_bytes,
+        step_seconds=measured.step_seconds,
+        exposed_seconds=timeline.exposed_seconds if timeline else 0.0,
+        in_the_way=() if fits else in_the_way(survey),
+        notes=(
             *host_notes(survey, best.decisions, measured.inspection),
             *notes(
                 survey,
@@ -131,9 +95,33 @@ def _figures(search: Search, best: Attempt) -> dict[str, Any]:
             *(link_notes(search.budget, best) if fits else ()),
             *(overlap_notes(survey, measured.inspection) if fits else ()),
         ),
-        "solving_seconds": search.propose.solving_seconds,
-        "in_the_way": () if fits else in_the_way(survey),
-    }
+    )
+
+
+def _search(search: Search, best: Attempt, seconds: float) -> SearchRecord:
+    """What was predicted, tried and compared in `seconds`."""
+    certificate = certify(search, best)
+    smallest, source = search.smallest_budget()
+    return SearchRecord(
+        outcome=certificate.outcome,
+        predicted_device_bytes=_predicted(best.space, best.decisions)
+        if best.decisions
+        else best.measured.predicted_bytes,
+        model_seconds=certificate.model_seconds,
+        bound_seconds=certificate.bound_seconds,
+        gap=certificate.gap,
+        binding=certificate.binding,
+        seconds_per_gib=certificate.seconds_per_byte * 2**30,
+        smallest_budget=smallest,
+        smallest_budget_is=source,
+        baselines=_baselines(search, best),
+        trials=_trials(search, best),
+        pins=_pin_prices(best.space, search.budget),
+        forbid=best.space.preferences.forbidden(),
+        unpriced=best.space.survey.unpriced,
+        planning_seconds=seconds,
+        solving_seconds=search.propose.solving_seconds,
+    )
 
 
 def _predicted(space: Space, decisions: Decisions) -> int:
@@ -167,19 +155,6 @@ def _baselines(search: Search, best: Attempt) -> tuple[Baseline, ...]:
     moves = "offload layer inputs"
     own = records(space, lambda name: name != moves)
     return *own, *records(search.rolled, lambda name: name == moves)
-
-
-def _decisions(survey: Survey, best: Attempt, preferences: Preferences) -> Any:
-    if best.decisions is None or best.evaluation is None:
-        return ()
-    values = [(body.name, value) for body in survey.bodies for value in body.values]
-    values += [(STATE, staying.value) for staying in survey.staying]
-    pinned = {
-        (body, value.index): pattern
-        for body, value in values
-        if (pattern := preferences.matched(value)) is not None
-    }
-    return decision_records(survey, best.decisions, pinned)
 
 
 def _pin_prices(space: Space, budget: int) -> tuple[PinPrice, ...]:

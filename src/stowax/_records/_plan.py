@@ -1,22 +1,20 @@
-"""The plan as pure data: what was asked, decided, predicted, compiled and proven.
+"""The plan as pure data: the program, the decisions, the proof, and the search.
 
 No JAX in here. `_plan.Plan` adds the methods that need it (`apply`, `specs`, `place`);
-the report reads these fields; JSON is the only form on disk, versioned, and written in
-one piece.
+the report reads these records. JSON is the only form on disk, versioned, and written in
+one piece; `_plan_file` reads it.
 """
 
 import dataclasses
 import json
 import os
-import pathlib
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable
+from typing import Any, Literal
 
-from .._errors import ArgumentError, PlanMismatchError
 from .._files import write_whole
-from .._record_json import NotSuchARecord, record_of
-from ._stages import Decision, Outcome, Role
+from ._stages import Decision, Options, Outcome, Role
 
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -26,8 +24,11 @@ Source = Literal["compiled", "predicted"]
 class DecisionRecord:
     """What happens to one value of a repeated body.
 
-    `bytes` are of one layer, per device; `count` is the number of layers. `pinned` is
-    the pattern of the user's that narrowed the choice, if one did.
+    `bytes` are of one layer, per device; `count` is the number of layers. `travel` is
+    how copies of a layer's offloaded value are timed: `"early"` ones leave in the
+    iteration that makes the value and come back in the one that reads it, `"ahead"`
+    ones come back an iteration before; `None` is late, an iteration apart both ways.
+    `pinned` is the pattern of the user's that narrowed the choice, if one did.
     """
 
     stack: str
@@ -41,15 +42,28 @@ class DecisionRecord:
     bytes: int
     decision: Decision
     reason: str
+    travel: Literal["early", "ahead"] | None = None
     pinned: str | None = None
+
+    @property
+    def way(self) -> str:
+        """The decision with its travel: how the layers store the value, if they do."""
+        return f"{self.decision} {self.travel}" if self.travel else self.decision
+
+
+def stored_by(decisions: Iterable[DecisionRecord], stack: str) -> dict[int, str]:
+    """What a repeated body stores under the decisions: value number → way."""
+    mine = (d for d in decisions if d.stack == stack and d.decision != "recompute")
+    return {d.value: d.way for d in mine}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StackRecord:
-    """One repeated body: where it is, and what it stores (value number → how).
+    """One repeated body: where it is, and what it takes by the planner's model.
 
-    `stored` is `None` where the step runs as it is written. `fingerprint` is a digest
-    of `outline`, the body's operations one a line: what a step is known by.
+    `fingerprint` is a digest of `outline`, the body's operations one a line: what a
+    step is known by. The outline of a body that runs as it is written is empty. Seconds
+    are of one layer; a window used is the part of them that copies take.
     """
 
     name: str
@@ -57,7 +71,6 @@ class StackRecord:
     count: int
     unrolled: bool
     fingerprint: str
-    stored: dict[int, str] | None
     forward_seconds: float
     backward_seconds: float
     forward_window_used: float
@@ -126,43 +139,106 @@ class PinPrice:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRecord:
-    """Everything about a plan. Bytes are per device, seconds per step.
+class Streaming:
+    """How state in host memory comes and goes.
 
-    `device_bytes` and `host_bytes` are compiled figures (arguments + outputs − aliased
-    + temporaries); `predicted_device_bytes` is what the prediction says of the same
-    program once it is corrected by all that was compiled, and
-    `first_predicted_device_bytes` what it said before anything was; `trials` has what
-    it said of each program just before that was compiled.
-    `step_seconds` is simulated from the compiled schedule, `exposed_seconds` its part
-    spent waiting for host copies; `model_seconds` is what the planner expected. `gap`
-    is the distance to the proven bound under the planner's model. `smallest_budget` is
-    the least that any plan needs that the `pins` and `forbid` allow, of a program that
-    was compiled or, by `smallest_budget_is`, only predicted. `keep_checkpoint`,
-    `roll`, `as_written` and `row_major` are how the step is read and run
-    (`_rewrite.Options`),
-    `lean` and `late` are how parameters in host memory are fetched and their gradients
-    written (`_passes.HostPlan`), `gradients_on_host` says that those which the step
-    returns of such parameters come in host memory, `least_bytes` is what is worth a
-    copy of its own (`_stages.least_bytes`). `taken_apart` says that the step takes more
-    than pytrees of arrays (objects, functions, arguments by name): `arguments` are the
-    arrays that are in them.
+    `lean` and `late` are how parameters are fetched and their gradients written
+    (`_passes.HostPlan`). With `gradients_on_host` those that the step returns of such
+    parameters come in host memory. Below `least_bytes` an array is not worth a copy of
+    its own (`_stages.least_bytes`).
+    """
+
+    lean: bool
+    late: bool
+    gradients_on_host: bool
+    least_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRecord:
+    """How the step is read, rewritten and compiled: what `apply` needs.
+
+    - `step` is the step's name, `target` the machine's; `device_kind` is what JAX calls
+      its devices. `compile_only` says that it was not there.
+    - `arguments` are the arrays that the step takes, in flat order. `taken_apart` says
+      that it takes more than pytrees of arrays (objects, functions, arguments by name)
+      and that these arrays are in them.
+    - `stacks` are the repeated bodies, in forward order. They store what the decisions
+      say where they are `rewritten`, and run as they are written else.
+    - `donate_argnums` and `compiler_options` are given to `jax.jit`.
+    - `options` are how the step is read.
+    - `streaming` is how state in host memory comes and goes.
+    - `versions` are those of stowax, JAX and Python that made the plan.
     """
 
     step: str
     target: str
     device_kind: str
     compile_only: bool
+    arguments: tuple[ArgumentRecord, ...]
+    taken_apart: bool
+    stacks: tuple[StackRecord, ...]
+    rewritten: bool
+    options: Options
+    donate_argnums: tuple[int, ...]
+    compiler_options: dict[str, str | bool | int | float]
+    streaming: Streaming
+    versions: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProofRecord:
+    """What the compiled program shows, beside the budgets that it has to keep.
+
+    - `fits`: both memories suffice, by the compiler's own figures.
+    - `budget_bytes` and `host_budget_bytes` are the budgets, per device.
+    - `device_bytes` and `host_bytes` are what the program takes, per device: arguments
+      + outputs − aliased + temporaries.
+    - `step_seconds` is simulated from the compiled schedule, `exposed_seconds` its part
+      spent waiting for host copies; both per step.
+    - `in_the_way` has the largest things that no decision can move, where it does not
+      fit.
+    - `notes` say what a user has to know: rates that were assumed, what the compiler
+      refused, what runs as it is written.
+    """
+
+    fits: bool
     budget_bytes: int
     host_budget_bytes: int
-    fits: bool
-    outcome: Outcome
     device_bytes: int
     host_bytes: int
-    predicted_device_bytes: int
-    first_predicted_device_bytes: int
     step_seconds: float
     exposed_seconds: float
+    in_the_way: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRecord:
+    """What was predicted, tried and compared. Bytes per device, seconds per step.
+
+    - `outcome`: `"unneeded"`, `"optimal"`, `"feasible"` or `"infeasible"`, under the
+      planner's model.
+    - `predicted_device_bytes` is what the prediction says of the plan's program, once
+      it is corrected by all that was compiled.
+    - `model_seconds` is what the planner expects, `bound_seconds` its proven lower
+      bound, `gap` the distance between them relative to the bound.
+    - `binding` names the constraints that stop a faster plan; `seconds_per_gib` is what
+      one more GiB of device memory would save.
+    - `smallest_budget` is the least, in bytes, that any plan needs that the pins and
+      forbids allow. By `smallest_budget_is` that is of a program that was compiled, or
+      only predicted.
+    - `baselines` are hand-written policies under the same model.
+    - `trials` are the compiled programs in order, each with what was predicted of it
+      just before. The first prediction is made before anything is compiled.
+    - `pins` and `forbid` are the user's wishes, the pins with their prices.
+    - `unpriced` lists operations that no cost rule knew.
+    - `planning_seconds` is the wall time that the plan took, `solving_seconds` the
+      solver's part of it.
+    """
+
+    outcome: Outcome
+    predicted_device_bytes: int
     model_seconds: float
     bound_seconds: float
     gap: float
@@ -170,33 +246,90 @@ class PlanRecord:
     seconds_per_gib: float
     smallest_budget: int
     smallest_budget_is: Source
-    decisions: tuple[DecisionRecord, ...]
-    stacks: tuple[StackRecord, ...]
     baselines: tuple[Baseline, ...]
     trials: tuple[Trial, ...]
-    arguments: tuple[ArgumentRecord, ...]
-    donate_argnums: tuple[int, ...]
-    compiler_options: dict[str, str | bool | int | float]
-    keep_checkpoint: bool
-    roll: bool
-    as_written: bool
-    row_major: bool
-    lean: bool
-    late: bool
-    gradients_on_host: bool
-    least_bytes: int
     pins: tuple[PinPrice, ...]
     forbid: tuple[str, ...]
     unpriced: tuple[str, ...]
-    notes: tuple[str, ...]
-    versions: dict[str, str]
     planning_seconds: float
     solving_seconds: float
-    in_the_way: tuple[str, ...] = ()
-    taken_apart: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    """A plan in four parts: what runs, what was decided, its proof, and the search.
+
+    Everything is in the parts. The properties are the names of the public contract and
+    of the guide, each read from its part.
+    """
+
+    program: ProgramRecord
+    decisions: tuple[DecisionRecord, ...]
+    proof: ProofRecord
+    search: SearchRecord
+
+    @property
+    def target(self) -> str:
+        """The name of the machine that the plan is for."""
+        return self.program.target
+
+    @property
+    def fits(self) -> bool:
+        """Whether the compiled program stays within both budgets."""
+        return self.proof.fits
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget of device memory, per device."""
+        return self.proof.budget_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that the compiled program takes, per device."""
+        return self.proof.device_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that the compiled program takes, per device."""
+        return self.proof.host_bytes
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step, simulated from the compiled schedule."""
+        return self.proof.step_seconds
+
+    @property
+    def outcome(self) -> Outcome:
+        """`"unneeded"`, `"optimal"`, `"feasible"` or `"infeasible"`."""
+        return self.search.outcome
+
+    @property
+    def predicted_device_bytes(self) -> int:
+        """Device memory that was predicted for the program, per device."""
+        return self.search.predicted_device_bytes
+
+    @property
+    def gap(self) -> float:
+        """Distance to the proven bound under the planner's model, relative to it."""
+        return self.search.gap
+
+    @property
+    def smallest_budget(self) -> int:
+        """The least bytes of a device that any plan needs under the user's wishes."""
+        return self.search.smallest_budget
+
+    @property
+    def baselines(self) -> tuple[Baseline, ...]:
+        """Hand-written policies under the same model."""
+        return self.search.baselines
+
+    @property
+    def pins(self) -> tuple[PinPrice, ...]:
+        """The user's pins, with what each costs."""
+        return self.search.pins
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON types, `format` first."""
+        """The plan as JSON types: `format` and the four parts."""
         return {"format": FORMAT_VERSION, **_plain(self)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -218,75 +351,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return value
-
-
-Record = TypeVar("Record", bound=PlanRecord)
-
-
-def read_plan(kind: type[Record], path: str | os.PathLike[str]) -> Record:
-    """The plan from a file that `save` wrote, as a record of the type `kind`.
-
-    **Raises:** `ArgumentError` for a file that is not there or no plan;
-    `PlanMismatchError` for one of another format.
-    """
-    try:
-        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ArgumentError(
-            "path", f"{os.fspath(path)!r}, which does not exist", _INSTEAD
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ArgumentError(
-            "path", f"{os.fspath(path)!r}, which is no whole plan ({error})", _INSTEAD
-        ) from None
-    return plan_from(kind, data, os.fspath(path))
-
-
-def plan_from(kind: type[Record], data: Any, path: str) -> Record:
-    """The same from what `to_json` made; `path` is for messages."""
-    if not isinstance(data, dict) or "format" not in data:
-        raise ArgumentError("path", f"{path!r}, which is no plan", _INSTEAD)
-    if data["format"] != FORMAT_VERSION:
-        versions = data.get("versions")
-        known = versions.get("stowax") if isinstance(versions, dict) else None
-        raise PlanMismatchError(
-            f"path: {path!r} has plan format {data['format']}; this stowax "
-            f"reads format {FORMAT_VERSION}. Install the stowax that wrote it "
-            f"({known or 'unknown'}) or plan again."
-        )
-    fields = {key: value for key, value in data.items() if key != "format"}
-    try:
-        plan: Record = record_of(kind, fields)
-        _check_arguments(plan)
-    except NotSuchARecord as error:
-        raise ArgumentError(
-            "path", f"{path!r}, which is no whole plan ({error})", _INSTEAD
-        ) from None
-    return plan
-
-
-_INSTEAD = "Give a file that Plan.save or `stowax plan -o` wrote."
-
-
-def _check_arguments(plan: PlanRecord) -> None:
-    """**Raises:** `NotSuchARecord` for what no array can be like."""
-    for number, argument in enumerate(plan.arguments):
-        ndim = len(argument.shape)
-        order, parts = argument.order, argument.partition
-        right = {
-            "shard": len(argument.shard) == ndim
-            and all(
-                0 <= part <= whole
-                for part, whole in zip(argument.shard, argument.shape, strict=True)
-            ),
-            "output": argument.output is None or argument.output >= 0,
-            "memory_kind": argument.memory_kind in ("device", "pinned_host"),
-            "partition": parts is None or len(parts) == ndim,
-            "order": order is None or sorted(order) == list(range(ndim)),
-        }
-        for field, is_right in right.items():
-            if not is_right:
-                value = getattr(argument, field)
-                raise NotSuchARecord(f"arguments.{number}.{field} is {value!r:.60}")
-    if any(number < 0 for number in plan.donate_argnums):
-        raise NotSuchARecord(f"donate_argnums is {plan.donate_argnums!r:.60}")

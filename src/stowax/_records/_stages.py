@@ -211,6 +211,22 @@ def updated_on_host(
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How marked functions are read.
+
+    `keep_checkpoint` leaves the user's own `jax.checkpoint` calls inside repeated
+    bodies as they are; `roll` looks for the repeating blocks of unrolled loops, which
+    become loops unless they run `as_written`; `row_major` fixes how stored values lie
+    in memory (see `_stack.Stack.lay_out`).
+    """
+
+    keep_checkpoint: bool = False
+    roll: bool = True
+    as_written: bool = False
+    row_major: bool = False
+
+
 Decisions = tuple[tuple[Decision | None, ...], ...]
 """One entry per body, in it one per value; `None` is nothing decided (not stored)."""
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from .._errors import ArgumentError, OffloadVanishedError, StowaxError
 from .._jax import open_jaxpr
 from .._jaxprs._jaxpr import is_checkpoint
-from .._layers._rewrite import Options
 from .._records._stages import (
     Body,
     Decisions,
     Evaluation,
+    Options,
     Problem,
     Solution,
     Value,

@@ -8,7 +8,7 @@ on the state (`_update._find`), and runs it again with the state in blocks
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from .._jax_donation import overwriting
 from .._jaxprs._jaxpr import spec_of, trace, typed_as
 from .._layers._boundary import Emission
 from .._layers._host_layers import Partition
+from .._records._plan import ArgumentRecord, Streaming
 from .._update._blocks import BlockSize
 from .._update._find import stream_update
 from .._update._run import run_streamed
@@ -46,6 +47,27 @@ class Hosted:
     on_host: tuple[int, ...] = ()
     late: bool = True
     returned: bool = False
+
+
+def hosted_of(
+    arguments: Sequence[ArgumentRecord], streaming: Streaming, platform: str
+) -> Hosted | None:
+    """Those of a plan's `arguments` that live in host memory; `None`: none do."""
+    mine = {i: a for i, a in enumerate(arguments) if a.memory_kind != "device"}
+    if not mine:
+        return None
+    return Hosted(
+        updates={i: a.output for i, a in mine.items()},
+        shards={i: a.shard for i, a in mine.items()},
+        partitions={i: a.partition for i, a in mine.items() if a.partition is not None},
+        orders={i: a.order for i, a in mine.items() if a.order is not None},
+        in_turn=platform != "tpu",
+        lean=streaming.lean,
+        on_host=tuple(i for i, a in mine.items() if a.on_host),
+        late=streaming.late,
+        returned=streaming.gradients_on_host,
+        size=BlockSize.least(streaming.least_bytes, platform),
+    )
 
 
 def stream_state(

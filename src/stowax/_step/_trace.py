@@ -19,8 +19,8 @@ from .._jaxprs._jaxpr import spec_of, trace
 from .._layers._boundary import Emission
 from .._layers._linearize import Linearized, LinearizedBody
 from .._layers._pipeline import Stack
-from .._layers._rewrite import Options, Rewriter
-from .._records._stages import Role
+from .._layers._rewrite import Rewriter
+from .._records._stages import Options, Role
 from ._checks import check_traced
 from ._donation import find_donated
 from ._recording import Recording, as_written, record, why_not

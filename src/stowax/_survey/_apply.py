@@ -22,9 +22,10 @@ from .._jaxprs._jaxpr import spec_of
 from .._layers._boundary import Emission
 from .._layers._linearize import Linearized, LinearizedBody
 from .._layers._pipeline import Stack, Stored
-from .._layers._rewrite import Options, Rewriter
+from .._layers._rewrite import Rewriter
 from .._layers._stack import STORED
 from .._records._plan import ArgumentRecord
+from .._records._stages import Options
 from .._state._held import HeldStep
 from .._state._ordered_step import OrderedStep
 from .._state._shards import axes_of
@@ -335,7 +336,7 @@ def check_stored(stack: Stack, body: LinearizedBody, stored: Stored) -> None:
     if missing:
         raise PlanMismatchError(
             f"plan: value {missing[0]} of {stack.name} is not stored, and a layer's "
-            f'input cannot be computed again. Store it: "{missing[0]}": "keep".'
+            "input cannot be computed again. Decide to keep it."
         )
 
 

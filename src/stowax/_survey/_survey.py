@@ -15,16 +15,17 @@ import jax
 
 from .. import _mlir
 from .._cost._cost import cost_of_jaxpr, operation_seconds, program_seconds
-from .._layers._rewrite import Options
 from .._layers._stack import LOOP_SCOPE
 from .._planner import baselines
 from .._predict._predict import MemoryPrediction, predict_memory
 from .._records._lowered import shards_by_scope
+from .._records._plan import ArgumentRecord, Streaming
 from .._records._stages import (
     OFFLOAD_LEAST_BYTES,
     Body,
     Decision,
     Decisions,
+    Options,
     Point,
     Problem,
     updated_on_host,
@@ -32,12 +33,11 @@ from .._records._stages import (
 from .._state._shards import partition_of, shard_shape
 from .._state._state import State, find_state, search_state
 from .._state._stays import Staying, find_staying
-from .._state._stream import Hosted
+from .._state._stream import hosted_of
 from .._step._trace import Step, TracedStack, store_all
 from .._target._compiled import LoweredProgram
 from .._target._machine import Target
 from .._target._specs import put_in_host_memory
-from .._update._blocks import BlockSize
 from ._apply import StackPlan, StepPlan, apply_decisions
 from ._candidates import BodyCosts, Placement, finest_shards, make_body, placed_values
 from ._held import holding_if_ordered
@@ -108,50 +108,64 @@ class Survey:
 
     def step_plan(self, decisions: Decisions) -> StepPlan:
         """The planner's decisions as what the step does."""
-        plans, hosted = {}, None
+        plans = {}
         for body, chosen in zip(self.bodies, decisions, strict=True):
             if body.phase == "update":
-                hosted = self._hosted(body, chosen)
                 continue
             traced = self.step.stacks[body.name]
             plans[body.name] = StackPlan(
                 fingerprint=traced.body.forward.fingerprint,
                 stored=ways_to_store(body, chosen, self.target.link, tight=self.tight),
             )
+        arguments, streaming = self.arguments(decisions), self.streaming(decisions)
+        hosted = hosted_of(arguments, streaming, self.target.platform)
         return StepPlan(stacks=plans, hosted=hosted)
 
-    def _hosted(self, body: Body, chosen: Sequence[Decision | None]) -> Hosted | None:
+    def arguments(self, decisions: Decisions | None) -> tuple[ArgumentRecord, ...]:
+        """The step's arguments, and where each is under decisions; `None`: none."""
+        hosted, on_host, orders = (), (), {}
+        if decisions and self.state:
+            hosted = self.state.hosted(decisions[0])
+            orders = self.state.orders(hosted)
+            parts = updated_on_host(self.bodies[0], decisions[0])
+            on_host = self.state.leaves_of(parts)
         specs = jax.tree.leaves(self.specs)
-        positions = self.state.hosted(chosen) if self.state else ()
-        if self.state is None or not positions:
-            return None
-        return Hosted(
-            updates={i: self.step.updates.get(i) for i in positions},
-            shards={i: shard_shape(specs[i]) for i in positions},
-            partitions={
-                i: partition
-                for i in positions
-                if (partition := partition_of(specs[i])) is not None
-            },
-            orders=self.state.orders(positions),
-            in_turn=self.target.platform != "tpu",
-            lean=self._lean(chosen),
-            on_host=self.state.leaves_of(updated_on_host(body, chosen)),
-            late=not self.tight,
-            returned=self.gradients_on_host,
-            size=BlockSize.least(self.least_bytes, self.target.platform),
+        return tuple(
+            ArgumentRecord(
+                path=argument.path,
+                shape=tuple(argument.spec.shape),
+                shard=shard_shape(specs[i]),
+                partition=partition_of(specs[i]),
+                dtype=str(argument.spec.dtype),
+                role=argument.role,
+                output=self.step.updates.get(i),
+                memory_kind="pinned_host" if i in hosted else "device",
+                on_host=i in on_host,
+                order=orders.get(i),
+            )
+            for i, argument in enumerate(self.step.arguments)
         )
 
-    def _lean(self, chosen: Sequence[Decision | None]) -> bool:
+    def streaming(self, decisions: Decisions | None) -> Streaming:
+        """How state in host memory comes and goes under decisions; `None`: none."""
+        return Streaming(
+            lean=decisions is not None and self._lean(decisions),
+            late=not self.tight,
+            gradients_on_host=self.gradients_on_host,
+            least_bytes=self.least_bytes,
+        )
+
+    def _lean(self, decisions: Decisions) -> bool:
         """Whether the link sets the pace of layers whose parameters stream.
 
         Then nothing is gained by fetching earlier than there is room for.
         """
         passing: dict[str, float] = {}
-        for value, how in zip(self.bodies[0].values, chosen, strict=True):
-            for passage in value.passages if how == "offload" else ():
-                seconds = passage.backward_in / self.target.link.host_to_device
-                passing[passage.body] = passing.get(passage.body, 0.0) + seconds
+        for body, chosen in zip(self.bodies, decisions, strict=True):
+            for value, how in zip(body.values, chosen, strict=True):
+                for passage in value.passages if how == "offload" else ():
+                    seconds = passage.backward_in / self.target.link.host_to_device
+                    passing[passage.body] = passing.get(passage.body, 0.0) + seconds
         return any(
             passing.get(body.name, 0.0) > body.backward_seconds for body in self.bodies
         )

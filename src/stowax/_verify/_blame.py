@@ -16,7 +16,7 @@ computed again in the search.
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from .. import _jax
@@ -232,21 +232,20 @@ def _blame(
     decision: DecisionRecord, stacks: Mapping[str, TracedStack], stage: _Stage
 ) -> Blame:
     traced = stacks.get(decision.stack)
-    stays = traced is None or _is_given(traced, decision.value)
     return Blame(
         stack=decision.stack,
         value=decision.value,
         name=decision.name,
         source=decision.source,
         decision=decision.decision,
-        instead="keep" if stays else stage.way,
+        instead=_instead(decision, traced, stage.way).decision,
     )
 
 
 def _key(plan: Plan) -> Any:
     """What tells plans for one step apart that are parts of one plan."""
-    stored = tuple(tuple(sorted((s.stored or {}).items())) for s in plan.stacks)
-    return stored, tuple(a.memory_kind for a in plan.arguments)
+    ways = tuple((d.stack, d.value, d.way) for d in plan.decisions)
+    return ways, tuple(a.memory_kind for a in plan.program.arguments)
 
 
 def without(
@@ -256,40 +255,44 @@ def without(
     way: Way,
 ) -> Plan:
     """`plan` with some of its decisions made `way` instead."""
-    records = []
-    for record in plan.stacks:
-        mine = [d.value for d in left_out if d.stack == record.name]
-        if record.stored is not None and mine:
-            stored = _stored(stacks[record.name], record.stored, mine, way)
-            record = dataclasses.replace(record, stored=stored)
-        records.append(record)
+    decisions = [
+        _instead(d, stacks.get(d.stack), way) if d in left_out else d
+        for d in plan.decisions
+    ]
+    for name in {d.stack for d in left_out} & stacks.keys():
+        decisions += _needed(stacks[name], [d for d in decisions if d.stack == name])
     names = {d.name for d in left_out if d.stack not in stacks}
     arguments = tuple(
         dataclasses.replace(a, memory_kind="device") if _is_named(a, names) else a
-        for a in plan.arguments
+        for a in plan.program.arguments
     )
-    return dataclasses.replace(plan, stacks=tuple(records), arguments=arguments)
+    program = dataclasses.replace(plan.program, arguments=arguments)
+    return dataclasses.replace(plan, program=program, decisions=tuple(decisions))
 
 
-def _stored(
-    traced: TracedStack, before: Mapping[int, str], values: Collection[int], way: Way
-) -> dict[int, str]:
-    """What a stack stores with `values` kept, or computed again where that goes.
+def _instead(
+    decision: DecisionRecord, traced: TracedStack | None, way: Way
+) -> DecisionRecord:
+    """A decision taken back: kept, or computed again where that goes."""
+    stays = traced is None or _is_given(traced, decision.value)
+    return dataclasses.replace(decision, decision="keep" if stays else way, travel=None)
 
-    What is computed again may need a layer's input that so far was not stored.
+
+def _needed(
+    traced: TracedStack, decisions: Sequence[DecisionRecord]
+) -> list[DecisionRecord]:
+    """The layer's inputs that so far were not stored, and have to be.
+
+    What is computed again may need them.
     """
-    stored = dict(before)
-    for value in values:
-        if way == "keep" or _is_given(traced, value):
-            stored[value] = "keep"
-        else:
-            stored.pop(value, None)
     body, program = traced.body, traced.body.forward
-    at_hand = available(traced.stack, body) | stored.keys()
+    at_hand = available(traced.stack, body)
+    at_hand |= {d.value for d in decisions if d.decision != "recompute"}
     run = program.closure(body.residuals, at_hand)
     read = {*body.residuals, *(i for k in run for i in program.nodes[k].inputs)}
-    needed = [i for i in traced.stack.carry_inputs if i in read and i not in at_hand]
-    return stored | dict.fromkeys(needed, "keep")
+    needed = (i for i in traced.stack.carry_inputs if i in read and i not in at_hand)
+    like = dataclasses.replace(decisions[0], decision="keep", travel=None)
+    return [dataclasses.replace(like, value=i, name=f"layer input {i}") for i in needed]
 
 
 def _is_named(argument: ArgumentRecord, names: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._records._plan import ArgumentRecord
+from .._records._plan import ArgumentRecord, ProgramRecord
 from .._records._verification import LeafCheck
 from ._bias import Direction, Lean, direction, flattened, has_direction
 from ._run import on_host
@@ -193,16 +193,16 @@ class Reference:
         lean = kept.direction.lean(_moved(kept.value, start), apart)
         return dataclasses.replace(found, lean=lean)
 
-    def under(
-        self, records: Sequence[ArgumentRecord], gradients_on_host: bool
-    ) -> "Reference":
+    def under(self, program: ProgramRecord) -> "Reference":
         """The same numbers, for a plan that has the state in other memory.
 
-        With `gradients_on_host` also what is returned in the type of an argument there.
+        With gradients on the host also what is returned in the type of an argument in
+        host memory.
         """
-        other = copy.copy(self)
+        other, records = copy.copy(self), program.arguments
         other.state = dataclasses.replace(self.state, records=records)
-        hosted = [r for r in records if gradients_on_host and r.memory_kind != "device"]
+        there = records if program.streaming.gradients_on_host else ()
+        hosted = [r for r in there if r.memory_kind != "device"]
         other.gradients = {(tuple(r.shape), r.dtype): r.memory_kind for r in hosted}
         return other
 

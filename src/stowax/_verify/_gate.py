@@ -48,12 +48,12 @@ class Gate:
         device = _cpu() if reference == "cpu" else None
         self.pairs = self._pairs()
         self.plain = plain_version(
-            step, plan.arguments, self.pairs, traced.donate, device
+            step, plan.program.arguments, self.pairs, traced.donate, device
         )
         platform = (device or jax.devices()[0]).platform
         self.rounding = self._rounding(platform)
         state = State(
-            records=plan.arguments,
+            records=plan.program.arguments,
             starts=jax.tree.leaves(args),
             pairs=self.pairs,
             objects=objects,
@@ -102,7 +102,7 @@ class Gate:
         self.say("running the planned step")
         self.runs += 1
         version = planned_version(self.plan, self.step, self.args, self.pairs)
-        reference = self._under(self.plan)
+        reference = self.reference.under(self.plan.program)
         found: Found = {}
         digest, again = Digest(), Digest()
 
@@ -122,9 +122,6 @@ class Gate:
             self._look_again(reference, self.plain, found, differing)
         self.steps_are_right = not _any(reference.is_wrong, found)
         return reference.check(found), self.repeats
-
-    def _under(self, plan: Plan) -> Reference:
-        return self.reference.under(plan.arguments, plan.gradients_on_host)
 
     def _look_again(
         self,
@@ -199,7 +196,7 @@ class Gate:
 
         Nothing where the plan leaves layers alone: the two would be one program.
         """
-        if all(stack.stored is None for stack in self.plan.stacks):
+        if not self.plan.program.rewritten:
             return []
         self.say("comparing the gradients")
         reference = Reference(1, self.rounding, State(), "gradient")
@@ -245,7 +242,7 @@ class Gate:
         if self.steps_are_right and self.repeats and self.gradients is not None:
             return self.gradients.is_wrong(1, self._planned_gradients(plan))
         version = planned_version(plan, self.step, self.args, self.pairs)
-        reference = self._under(plan)
+        reference = self.reference.under(plan.program)
         digest, again, off = Digest(), Digest(), [False]
 
         def compare(number: int, out: Any) -> bool:

@@ -66,8 +66,9 @@ def gradient_version(
         function = gradients_of(tapped(step), args, names)
         return dataclasses.replace(plain, jitted=jax.jit(function), pairs={})
     function = gradients_of(_on_device(plan).apply(tapped(step)), args, names)
-    options = None if plan.compile_only else dict(plan.compiler_options) or None
-    everywhere = plain_version(step, plan.arguments, {}, (), None)
+    program = plan.program
+    options = None if program.compile_only else dict(program.compiler_options) or None
+    everywhere = plain_version(step, program.arguments, {}, (), None)
     jitted = jax.jit(function, compiler_options=options)
     return dataclasses.replace(everywhere, name="planned", jitted=jitted)
 
@@ -75,11 +76,13 @@ def gradient_version(
 def _on_device(plan: Plan) -> Plan:
     """The plan's decisions about layers alone."""
     arguments = tuple(
-        dataclasses.replace(a, memory_kind="device") for a in plan.arguments
+        dataclasses.replace(a, memory_kind="device") for a in plan.program.arguments
     )
-    return dataclasses.replace(
-        plan, arguments=arguments, donate_argnums=(), fits=True, compiler_options={}
+    program = dataclasses.replace(
+        plan.program, arguments=arguments, donate_argnums=(), compiler_options={}
     )
+    proof = dataclasses.replace(plan.proof, fits=True)
+    return dataclasses.replace(plan, program=program, proof=proof)
 
 
 def tapped(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -61,7 +61,7 @@ def planned_version(plan: Plan, step: Any, args: Any, pairs: Any) -> Version:
         name="planned",
         jitted=jitted,
         place=lambda leaf, kind: put(_copied(leaf), kind, mesh),
-        records=plan.arguments,
+        records=plan.program.arguments,
         pairs=pairs,
     )
 

@@ -20,7 +20,6 @@ from .._calling._known import known
 from .._calling._objects import together
 from .._errors import ArgumentError
 from .._jax import argument_path
-from .._layers._rewrite import Options
 from .._plan import _asked
 from .._plan._plan import Plan
 from .._records import _verification
@@ -103,7 +102,9 @@ def verify(
         taken, _, flat = flattened(known(step), args, {})
         return _verified(
             flat,
-            dataclasses.replace(plan, taken_apart=False),
+            dataclasses.replace(
+                plan, program=dataclasses.replace(plan.program, taken_apart=False)
+            ),
             taken.arrays,
             objects=0 if taken.definition is None else len(taken.arrays),
             steps=steps,
@@ -128,13 +129,7 @@ def _verified(
 ) -> Verification:
     """`verify` for a step that takes and returns arrays."""
     _check_arrays(plan, args)
-    options = Options(
-        keep_checkpoint=plan.keep_checkpoint,
-        roll=plan.roll,
-        as_written=plan.as_written,
-        row_major=plan.row_major,
-    )
-    traced = trace_step(step, args, options)
+    traced = trace_step(step, args, plan.program.options)
     check_learns(step, args, traced)
     gate = Gate(step, plan, traced, args, objects, steps, reference, say)
     gate.run_plain()
@@ -202,7 +197,7 @@ def _check_arrays(plan: Plan, args: tuple[Any, ...]) -> None:
                 "Give arrays: verify runs the step.",
             )
     check_alive(args)
-    check_arguments(args, plan.arguments)
+    check_arguments(args, plan.program.arguments)
 
 
 def _kind_of(device: Any) -> str:
@@ -212,7 +207,7 @@ def _kind_of(device: Any) -> str:
 def _notes(plan: Plan, gate: Gate, leaves: Sequence[LeafCheck]) -> list[str]:
     notes = []
     here = jax.devices()[0].device_kind
-    if plan.compile_only:
+    if plan.program.compile_only:
         notes.append(
             f"The plan is for {plan.target}, and ran on {here} here: this shows that "
             "its decisions leave the step's numbers alone, and nothing of what the "
@@ -229,8 +224,8 @@ def _notes(plan: Plan, gate: Gate, leaves: Sequence[LeafCheck]) -> list[str]:
             f"In {dull} of {len(leaves)} leaves rounding alone explains as much as the "
             "steps have changed: they would not show an error, the others have to."
         )
-    moved = any(a.memory_kind != "device" for a in plan.arguments)
-    if not moved and all(s.stored is None for s in plan.stacks):
+    moved = any(a.memory_kind != "device" for a in plan.program.arguments)
+    if not moved and not plan.program.rewritten:
         notes.append(
             "The plan moves nothing: both runs are of the step as it is written."
         )

@@ -44,12 +44,13 @@ def maxtext_remat(plan: PlanRecord) -> str:
     print(maxtext_remat(stowax.load_plan("plan.json")))
     ```
     """
+    step = plan.program.step
     stored = [d for d in plan.decisions if d.role == "activation"]
     by_name: dict[str, list[DecisionRecord]] = collections.defaultdict(list)
     for decision in stored:
         by_name[decision.name].append(decision)
     lines = [
-        f"# {plan.step} on {plan.target}, planned by stowax, in MaxText 0.2.5's names",
+        f"# {step} on {plan.target}, planned by stowax, in MaxText 0.2.5's names",
         "remat_policy: custom",
         *(_line(key, by_name[key]) for key in KEYS),
         *_state(plan.decisions),

@@ -38,10 +38,10 @@ def budgets_text(records: Sequence[PlanRecord], width: int | None = None) -> str
     rows = [_row(record, least) for record in ordered]
     wide = columns >= _ALL_COLUMNS
     drawn = table(_HEADERS, rows, _SIDES, without=() if wide else _LEFT_OUT)
-    first = ordered[0]
+    first = ordered[0].program
     step = first.step.rpartition("<locals>.")[2]
     kind = "compile-only" if first.compile_only else first.device_kind
-    seconds = sum(record.planning_seconds for record in ordered)
+    seconds = sum(record.search.planning_seconds for record in ordered)
     title = f"stowax plans for {step} on {first.target} ({kind}), per device"
     waiting = "; waiting: of it, for host copies" if wide else ""
     below = (
@@ -64,7 +64,7 @@ def _row(record: PlanRecord, least: PlanRecord | None) -> tuple[str, ...]:
         format_bytes(record.device_bytes),
         or_dash(format_bytes, record.host_bytes),
         or_dash(format_seconds, record.step_seconds),
-        or_dash(format_seconds, record.exposed_seconds),
+        or_dash(format_seconds, record.proof.exposed_seconds),
         change,
         _verdict(record),
     )

@@ -45,7 +45,7 @@ def decision_lines(record: PlanRecord, width: int, room: int) -> list[str]:
             width,
         )
     names = list(dict.fromkeys(d.stack for d in record.decisions))
-    stacks = {stack.name: stack for stack in record.stacks}
+    stacks = {stack.name: stack for stack in record.program.stacks}
     titles = stack_titles(record)
     lines: list[str] = []
     for position, name in enumerate(names):
@@ -65,7 +65,7 @@ def stack_titles(record: PlanRecord) -> dict[str, str]:
     """
     titles = {
         stack.name: short_source(stack.source) or f"stack {number}"
-        for number, stack in enumerate(record.stacks, start=1)
+        for number, stack in enumerate(record.program.stacks, start=1)
     }
     shared = collections.Counter(titles.values())
     return {

@@ -211,14 +211,15 @@ def _copies(inspection: Inspection) -> str:
 
 
 def _plan(plan: PlanRecord) -> str:
+    proof, search = plan.proof, plan.search
     text = (
-        f"{'Fits' if plan.fits else 'Does not fit'}: "
-        f"{format_bytes(plan.device_bytes)} of {format_bytes(plan.budget_bytes)} on "
-        f"the device, {format_bytes(plan.host_bytes)} of "
-        f"{format_bytes(plan.host_budget_bytes)} on the host, compiled. Smallest "
-        f"budget: {format_bytes(plan.smallest_budget)} ({plan.smallest_budget_is}). No "
-        f"plan is predicted below {format_seconds(plan.bound_seconds)} a step (gap "
-        f"{plan.gap:.2%})."
+        f"{'Fits' if proof.fits else 'Does not fit'}: "
+        f"{format_bytes(proof.device_bytes)} of {format_bytes(proof.budget_bytes)} on "
+        f"the device, {format_bytes(proof.host_bytes)} of "
+        f"{format_bytes(proof.host_budget_bytes)} on the host, compiled. Smallest "
+        f"budget: {format_bytes(search.smallest_budget)} "
+        f"({search.smallest_budget_is}). No plan is predicted below "
+        f"{format_seconds(search.bound_seconds)} a step (gap {search.gap:.2%})."
     )
     return section(
         "The plan", f"<p>{escaped(text)}</p>", decisions_table(plan)

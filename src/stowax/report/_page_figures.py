@@ -190,7 +190,7 @@ def budget_of(plan: PlanRecord | None, kind: str) -> int | None:
     """The plan's budget for a memory, if there is a plan."""
     if plan is None:
         return None
-    return plan.budget_bytes if kind == "device" else plan.host_budget_bytes
+    return plan.budget_bytes if kind == "device" else plan.proof.host_budget_bytes
 
 
 def _budget_line(drawn: Any, where: float, text: str, dimension: str) -> None:
@@ -302,7 +302,7 @@ def budget_figure(plan: PlanRecord) -> Any:
 
 def _budget_units(plan: PlanRecord) -> tuple[tuple[int, str], tuple[float, str]]:
     return size_unit(plan.budget_bytes), time_unit(
-        max(plan.step_seconds, plan.model_seconds, 1e-6)
+        max(plan.step_seconds, plan.search.model_seconds, 1e-6)
     )
 
 
@@ -314,7 +314,7 @@ def budget_ranges(plan: PlanRecord) -> dict[str, list[float]]:
     """
     (unit, _), (rate, _) = _budget_units(plan)
     points = [point for _, _, _, some in budget_points(plan) for point in some]
-    seconds = max(plan.model_seconds, plan.step_seconds)
+    seconds = max(plan.search.model_seconds, plan.step_seconds)
     near = [
         point
         for point in points
@@ -347,12 +347,14 @@ def budget_points(
     ]
     trials: list[Point] = [
         (t.what, t.compiled_bytes, t.step_seconds)
-        for t in plan.trials
+        for t in plan.search.trials
         if t.step_seconds and t.compiled_bytes != plan.device_bytes
     ]
     predicted: list[Point] = []
-    if plan.model_seconds:
-        predicted.append(("predicted", plan.predicted_device_bytes, plan.model_seconds))
+    if plan.search.model_seconds:
+        predicted.append(
+            ("predicted", plan.predicted_device_bytes, plan.search.model_seconds)
+        )
     compiled: list[Point] = []
     if plan.step_seconds:
         compiled.append(("this plan", plan.device_bytes, plan.step_seconds))

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from .._hardware._pinned import VARIABLE
-from .._records._plan import Baseline, PinPrice, PlanRecord
+from .._records._plan import Baseline, PinPrice, PlanRecord, ProofRecord, SearchRecord
 from .._units import format_bytes, format_room, format_seconds
 from ._decisions_text import decision_lines, stack_titles
 from ._layout import Align, count_of, cut, facts, lines_of, or_dash, table, text_width
@@ -45,8 +45,9 @@ def plan_text(record: PlanRecord, width: int | None = None) -> str:
 
 def _headline(record: PlanRecord, width: int) -> list[str]:
     # A target that is not there has stand-ins for devices, whose kind says nothing.
-    kind = "compile-only" if record.compile_only else record.device_kind
-    step = record.step.rpartition("<locals>.")[2]
+    program, host_budget = record.program, record.proof.host_budget_bytes
+    kind = "compile-only" if program.compile_only else program.device_kind
+    step = program.step.rpartition("<locals>.")[2]
     budget = format_bytes(record.budget_bytes)
     used = format_bytes(record.device_bytes)
     if record.fits and record.outcome == "unneeded":
@@ -57,13 +58,14 @@ def _headline(record: PlanRecord, width: int) -> list[str]:
             f"FITS: {used} of {budget} per device ({share:.0%}), "
             f"{_OUTCOMES[record.outcome]}."
         )
-    elif record.host_bytes > record.host_budget_bytes:
+    elif record.host_bytes > host_budget:
         verdict = (
             f"DOES NOT FIT: {format_bytes(record.host_bytes)} of host memory per "
-            f"device, host budget {format_bytes(record.host_budget_bytes)}."
+            f"device, host budget {format_bytes(host_budget)}."
         )
     elif record.outcome == "infeasible":
-        limited = record.pins or record.forbid or any(b.fits for b in record.baselines)
+        wishes = record.pins or record.search.forbid
+        limited = wishes or any(b.fits for b in record.baselines)
         allowed = " that the pins and forbids allow" if limited else ""
         verdict = (
             f"DOES NOT FIT {budget} per device, nor does anything else{allowed}; "
@@ -85,13 +87,13 @@ _OUTCOMES = {
 
 
 def _against_baselines(record: PlanRecord) -> str:
-    if not record.baselines or not record.model_seconds:
+    if not record.baselines or not record.search.model_seconds:
         return ""
     fitting = [b for b in record.baselines if b.fits]
     if not fitting:
         return "No hand-written policy fits this budget."
     best = min(fitting, key=lambda b: b.seconds)
-    change = best.seconds / record.model_seconds - 1  # as in the table
+    change = best.seconds / record.search.model_seconds - 1  # as in the table
     if abs(change) < 0.0005:
         return f"As fast as '{best.name}', the fastest hand-written policy that fits."
     longer = "longer" if change > 0 else "less time"
@@ -108,7 +110,7 @@ _SIDES: Sequence[Align] = ("left", "right", "right", "right", "right", "left")
 def _comparison(record: PlanRecord, width: int) -> list[str]:
     moved = [d for d in record.decisions if d.decision == "offload"]
     offloaded = sum(d.bytes * d.count for d in moved)
-    model = record.model_seconds
+    model = record.search.model_seconds
     rows = [
         (
             "▸ this plan, compiled",
@@ -130,7 +132,7 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
     ordered = sorted(record.baselines, key=lambda b: (not b.fits, b.seconds))
     if record.outcome == "unneeded":
         ordered = []  # their "keep all" stores more than the step as it is written
-    most = max(3, _MOST_BASELINES - 2 * len(record.stacks))
+    most = max(3, _MOST_BASELINES - 2 * len(record.program.stacks))
     rows += [_baseline_row(b, model, width) for b in ordered[:most]]
     left_out = set() if ordered else {"vs predicted"}
     if width < _ALL_COLUMNS:
@@ -164,31 +166,31 @@ def _baseline_row(baseline: Baseline, model: float, width: int) -> tuple[str, ..
 
 def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
-    moves = record.outcome != "unneeded"
-    short_of_host = record.host_bytes > record.host_budget_bytes
-    if not record.fits and record.smallest_budget and not short_of_host:
-        pairs.append(("it takes", _smallest(record)))
-        pairs += [("in the way" * (i == 0), s) for i, s in enumerate(record.in_the_way)]
-    if record.fits and moves:
-        pairs.append(("step time", _step_time(record)))
-        pairs.append(("bound", _bound(record)))
-        if record.binding:
+    proof, search = record.proof, record.search
+    moves = search.outcome != "unneeded"
+    short_of_host = proof.host_bytes > proof.host_budget_bytes
+    if not proof.fits and search.smallest_budget and not short_of_host:
+        pairs.append(("it takes", _smallest(search)))
+        pairs += [("in the way" * (i == 0), s) for i, s in enumerate(proof.in_the_way)]
+    if proof.fits and moves:
+        pairs.append(("step time", _step_time(proof)))
+        pairs.append(("bound", _bound(search)))
+        if search.binding:
             pairs.append(("limited by", _binding(record)))
         elif _left_by_choice(record):
             pairs.append(("left free", _left_free(record)))
         pairs += _more_memory(record)
-        if record.smallest_budget:
-            pairs.append(("at least", _smallest(record)))
-    pairs += [("pin", _pin(pin, record)) for pin in record.pins]
-    if record.unpriced:
-        pairs.append(("not priced", _listed(record.unpriced, 6)))
-    pairs += [("note", note) for note in record.notes if _concerns(note, record)]
-    if record.donate_argnums:
-        numbers = ", ".join(str(number) for number in record.donate_argnums)
-        noun = "argument" if len(record.donate_argnums) == 1 else "arguments"
-        pairs.append(("donated", f"{noun} {numbers}"))
-    if record.trials:
-        pairs.append(("compiled", _trials(record)))
+        if search.smallest_budget:
+            pairs.append(("at least", _smallest(search)))
+    pairs += [("pin", _pin(pin, record)) for pin in search.pins]
+    if search.unpriced:
+        pairs.append(("not priced", _listed(search.unpriced, 6)))
+    pairs += [("note", note) for note in proof.notes if _concerns(note, proof)]
+    if donated := record.program.donate_argnums:
+        numbers = ", ".join(str(number) for number in donated)
+        pairs.append(("donated", f"argument{'s' * (len(donated) > 1)} {numbers}"))
+    if search.trials:
+        pairs.append(("compiled", _trials(search)))
     return pairs
 
 
@@ -196,7 +198,7 @@ def _pin(pin: PinPrice, record: PlanRecord) -> str:
     """What a pin costs, or that the compiler refused what it asks for."""
     text = f"{pin.pattern!r} to {pin.decision} ({count_of(pin.matched, 'value')})"
     mine = [d for d in record.decisions if d.pinned == pin.pattern]
-    refused = any("may not be offloaded: the compiler" in n for n in record.notes)
+    refused = any("may not be offloaded: the compiler" in n for n in record.proof.notes)
     if refused and pin.decision == "offload" and len(mine) < pin.matched:
         if mine:
             return f"{text}: kept for {len(mine)}; of others see the notes"
@@ -207,25 +209,25 @@ def _pin(pin: PinPrice, record: PlanRecord) -> str:
     return f"{text}: costs nothing"
 
 
-def _step_time(record: PlanRecord) -> str:
-    seconds = format_seconds(record.step_seconds)
-    exposed = format_seconds(record.exposed_seconds)
+def _step_time(proof: ProofRecord) -> str:
+    seconds = format_seconds(proof.step_seconds)
+    exposed = format_seconds(proof.exposed_seconds)
     waiting = f", {exposed} of it waiting for host copies"
     return (
         f"{seconds} simulated from the compiled schedule"
-        f"{waiting if record.exposed_seconds > 0 else ', no copy exposed'}"
+        f"{waiting if proof.exposed_seconds > 0 else ', no copy exposed'}"
     )
 
 
-def _bound(record: PlanRecord) -> str:
-    bound = format_seconds(record.bound_seconds)
-    model = format_seconds(record.model_seconds)
-    found = f"this one: {model}; gap {record.gap:.2%}"
+def _bound(search: SearchRecord) -> str:
+    bound = format_seconds(search.bound_seconds)
+    model = format_seconds(search.model_seconds)
+    found = f"this one: {model}; gap {search.gap:.2%}"
     return f"no plan is predicted below {bound} ({found})"
 
 
 def _binding(record: PlanRecord) -> str:
-    text = ", ".join(record.binding)
+    text = ", ".join(record.search.binding)
     for name, title in stack_titles(record).items():
         text = text.replace(name, title)
     return text
@@ -249,36 +251,37 @@ def _more_memory(record: PlanRecord) -> Iterable[tuple[str, str]]:
     """What one more unit buys: one that is small beside the budget, as prices are."""
     budget = record.budget_bytes
     unit = next((u for u in _UNITS if budget >= 4 * _UNITS[u]), "64 KiB")
-    saved = record.seconds_per_gib * _UNITS[unit] / 2**30
-    if saved > 0 and saved >= _WORTH_SAYING * record.model_seconds:
+    saved = record.search.seconds_per_gib * _UNITS[unit] / 2**30
+    if saved > 0 and saved >= _WORTH_SAYING * record.search.model_seconds:
         yield f"{unit} more", f"would save about {format_seconds(saved)} of each step"
 
 
-def _concerns(note: str, record: PlanRecord) -> bool:
+def _concerns(note: str, proof: ProofRecord) -> bool:
     """A limit on pinned host memory is nothing to a plan that puts nothing there."""
-    return record.host_bytes > 0 or VARIABLE not in note
+    return proof.host_bytes > 0 or VARIABLE not in note
 
 
-def _smallest(record: PlanRecord) -> str:
-    size = format_room(record.smallest_budget)
-    if record.smallest_budget_is == "predicted":
+def _smallest(search: SearchRecord) -> str:
+    size = format_room(search.smallest_budget)
+    if search.smallest_budget_is == "predicted":
         size = f"{size} (predicted)"
     wishes = [
         word
-        for word, given in (("pins", record.pins), ("forbids", record.forbid))
+        for word, given in (("pins", search.pins), ("forbids", search.forbid))
         if given
     ]
     which = f"with these {' and '.join(wishes)}" if wishes else "that works"
     return f"{size}: the smallest budget {which}"
 
 
-def _trials(record: PlanRecord) -> str:
-    seconds = sum(trial.seconds_to_compile for trial in record.trials)
-    sizes = " → ".join(format_bytes(t.compiled_bytes) for t in record.trials)
+def _trials(search: SearchRecord) -> str:
+    trials = search.trials
+    seconds = sum(trial.seconds_to_compile for trial in trials)
+    sizes = " → ".join(format_bytes(t.compiled_bytes) for t in trials)
     return (
-        f"{count_of(len(record.trials), 'program')} in {format_seconds(seconds)}: "
-        f"{sizes} (first guess {format_bytes(record.first_predicted_device_bytes)}); "
-        f"planned in {format_seconds(record.planning_seconds)}"
+        f"{count_of(len(trials), 'program')} in {format_seconds(seconds)}: "
+        f"{sizes} (first guess {format_bytes(trials[0].predicted_bytes)}); "
+        f"planned in {format_seconds(search.planning_seconds)}"
     )
 
 

@@ -1,0 +1,90 @@
+"""Plans read back from what `PlanRecord.save` and `to_json` made, and checked."""
+
+import json
+import os
+import pathlib
+from typing import Any, TypeVar
+
+from .._errors import ArgumentError, PlanMismatchError
+from .._record_json import NotSuchARecord, record_of
+from ._plan import FORMAT_VERSION, PlanRecord
+
+Record = TypeVar("Record", bound=PlanRecord)
+
+
+def read_plan(kind: type[Record], path: str | os.PathLike[str]) -> Record:
+    """The plan from a file that `save` wrote, as a record of the type `kind`.
+
+    **Raises:** `ArgumentError` for a file that is not there or no plan;
+    `PlanMismatchError` for one of another format.
+    """
+    try:
+        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArgumentError(
+            "path", f"{os.fspath(path)!r}, which does not exist", _INSTEAD
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArgumentError(
+            "path", f"{os.fspath(path)!r}, which is no whole plan ({error})", _INSTEAD
+        ) from None
+    return plan_from(kind, data, os.fspath(path))
+
+
+def plan_from(kind: type[Record], data: Any, path: str) -> Record:
+    """The same from what `to_json` made; `path` is for messages."""
+    if not isinstance(data, dict) or "format" not in data:
+        raise ArgumentError("path", f"{path!r}, which is no plan", _INSTEAD)
+    if data["format"] != FORMAT_VERSION:
+        known = _written_by(data)
+        raise PlanMismatchError(
+            f"path: {path!r} has plan format {data['format']}; this stowax "
+            f"reads format {FORMAT_VERSION}. Install the stowax that wrote it "
+            f"({known or 'unknown'}) or plan again."
+        )
+    parts = {key: value for key, value in data.items() if key != "format"}
+    try:
+        plan: Record = record_of(kind, parts)
+        _check_arguments(plan)
+    except NotSuchARecord as error:
+        raise ArgumentError(
+            "path", f"{path!r}, which is no whole plan ({error})", _INSTEAD
+        ) from None
+    return plan
+
+
+def _written_by(data: dict[str, Any]) -> str | None:
+    """The stowax that wrote a file; before format 12 its version stood at the top."""
+    program = data.get("program", data)
+    versions = program.get("versions") if isinstance(program, dict) else None
+    return versions.get("stowax") if isinstance(versions, dict) else None
+
+
+_INSTEAD = "Give a file that Plan.save or `stowax plan -o` wrote."
+
+
+def _check_arguments(plan: PlanRecord) -> None:
+    """**Raises:** `NotSuchARecord` for what no array can be like."""
+    for number, argument in enumerate(plan.program.arguments):
+        ndim = len(argument.shape)
+        order, parts = argument.order, argument.partition
+        right = {
+            "shard": len(argument.shard) == ndim
+            and all(
+                0 <= part <= whole
+                for part, whole in zip(argument.shard, argument.shape, strict=True)
+            ),
+            "output": argument.output is None or argument.output >= 0,
+            "memory_kind": argument.memory_kind in ("device", "pinned_host"),
+            "partition": parts is None or len(parts) == ndim,
+            "order": order is None or sorted(order) == list(range(ndim)),
+        }
+        for field, is_right in right.items():
+            if not is_right:
+                value = getattr(argument, field)
+                raise NotSuchARecord(
+                    f"program.arguments.{number}.{field} is {value!r:.60}"
+                )
+    donated = plan.program.donate_argnums
+    if any(number < 0 for number in donated):
+        raise NotSuchARecord(f"program.donate_argnums is {donated!r:.60}")

@@ -195,12 +195,10 @@ def test_a_mark_restricts_what_is_planned():
         return update(params, grads), update(other, more), a + b
 
     args = weights(0), weights(5), batch()
-    both = stowax.plan(step, *args, target="h200", progress=False)
-    assert len(both.program.stacks) == 1
+    plan = functools.partial(stowax.plan, target="h200", progress=False)
+    assert len(plan(step, *args).program.stacks) == 1
     first = loss_of  # `step` reads it when it is called
-    assert (
-        len(stowax.plan(step, *args, target="h200", progress=False).program.stacks) == 2
-    )
+    assert len(plan(step, *args).program.stacks) == 2
 
 
 @pytest.mark.slow
@@ -224,9 +222,8 @@ def test_options_of_jit_are_honoured():
 @pytest.mark.parametrize("around", [jax.jit, functools.partial(jax.jit, inline=True)])
 def test_jitted_steps_are_planned(around):
     jitted = around(train_step, donate_argnums=(0,))
-    plan = stowax.plan(
-        jitted, *arguments(), budget="60%", target="h200", progress=False
-    )
+    wishes = {"budget": "60%", "target": "h200", "progress": False}
+    plan = stowax.plan(jitted, *arguments(), **wishes)
     assert moved(plan) & {"offload", "recompute"}
     assert set(plan.program.donate_argnums) <= {0}
     got = plan.apply(jitted)(*plan.place(*arguments()))

@@ -4,19 +4,18 @@ It is compiled otherwise than the step beside it: its loss computes again what t
 backward pass reads, so XLA fuses other operations, and sums run in another order.
 """
 
-import dataclasses
+import types
 
 import jax
 
 from .judge import Front
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NoPlan:
     """What is asked of a plan, of one that moves nothing."""
 
-    stacks: tuple = ()
-    arguments: tuple = ()
+    program = types.SimpleNamespace(rewritten=False, stacks=(), arguments=())
+    proof = types.SimpleNamespace(notes=())
 
     def place(self, *args):
         return args[0] if len(args) == 1 else args

@@ -345,7 +345,7 @@ def _judged(plain, options, front, entry="plan"):
             message=str(plain.error)[:2000],
         )
     verdict = _verdict(plain, got, what_moves(plan), front.confirm)
-    left = tuple(n for n in getattr(plan, "notes", ()) if n.startswith(_LEFT))
+    left = tuple(n for n in plan.proof.notes if n.startswith(_LEFT))
     return dataclasses.replace(verdict, planning=planning, left=left)
 
 

@@ -75,10 +75,6 @@ def _same(first: Any, *_: Any, **__: Any) -> Any:
     return first
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
-
-
 def _no_parts(*_: Any) -> tuple[int, dict[str, Any]]:
     return 0, {}
 
@@ -103,8 +99,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no correction by predictions": {"_search._correction.Correction.parts": _no_parts},
     "no correction by programs": {"_search._correction.Correction.expected": _zero},
     "no policies by hand": {"_search._propose.policies": lambda _: {}},
-    "no other variants": {"_search._loop.VARIANTS": ()},
-    "layers never as written": {"_search._loop.as_written": _nothing},
+    "no other variants": {"_search._loop.WHERE_NOTHING_FITS": ()},
+    "layers never as written": {"_search._loop.BESIDE": ()},
     "storing costs nothing": {"_survey._survey.with_storing": _same},
     "copies travel alike": {"_survey._survey.ways_to_store": _plain},
 }

@@ -162,8 +162,8 @@ def searching(monkeypatch, body, budget, *, target=GPU, may_stay=False, **made_u
     compiler = Compiler(question, **made_up)
     monkeypatch.setattr(_loop, "compile_and_read", compiler)
     monkeypatch.setattr(_variants, "compile_and_read", compiler)
-    monkeypatch.setattr(_loop, "VARIANTS", ())
-    monkeypatch.setattr(_loop, "as_written", lambda space, budget: None)
+    monkeypatch.setattr(_loop, "WHERE_NOTHING_FITS", ())
+    monkeypatch.setattr(_loop, "BESIDE", ())
     monkeypatch.setattr(_loop, "asks_for_more", lambda space: not may_stay)
     monkeypatch.setattr(_loop, "plain_bytes", lambda space, donate: compiler.plain[0])
     search = Search(

@@ -14,7 +14,7 @@ import hazard_programs
 import planned_models
 from compiled_programs import compiled, machine
 from hazard_programs import LAYERS, inspected
-from stowax._hazards import HAZARD_KINDS
+from stowax._hazards import HAZARD_KINDS, SEARCHES
 from stowax._hazards._known_bad import known_bad, version_of
 from stowax._inspect._inspect import inspect
 from stowax._inspect._intent import flags_of, options_of
@@ -59,6 +59,7 @@ def test_the_list_is_closed_and_every_kind_says_what_it_is():
         "small-copy",
         "unaligned-offload",
     ]
+    assert SEARCHES.keys() == HAZARD_KINDS.keys()
     assert all(text.endswith(".") for text in HAZARD_KINDS.values())
 
 

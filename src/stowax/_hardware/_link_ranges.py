@@ -27,7 +27,7 @@ def _rate(low: float, why: str) -> Figure:
     return assumed(low * GB, RATE, why)
 
 
-_HOPPER = (_rate(24, f"55, {_BOTH_WAYS}"), quoted(64 * GB, RATE, "PCIe 5.0 x16"))
+_PCIE5 = (_rate(24, f"55, {_BOTH_WAYS}"), quoted(64 * GB, RATE, "PCIe 5.0 x16"))
 
 _RANGES: Mapping[str, tuple[Figure, Figure]] = types.MappingProxyType(
     {
@@ -55,9 +55,9 @@ _RANGES: Mapping[str, tuple[Figure, Figure]] = types.MappingProxyType(
             ),
             measured(26 * GB, RATE, f"{_NVBANDWIDTH} 11: 25 to 26, one GPU, one way"),
         ),
-        "h100": _HOPPER,
-        "h200": _HOPPER,
-        "b200": _HOPPER,
+        "h100": _PCIE5,
+        "h200": _PCIE5,
+        "b200": _PCIE5,
         "gh200": (
             _rate(
                 149,

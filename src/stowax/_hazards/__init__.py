@@ -36,7 +36,11 @@ HAZARD_KINDS: Mapping[str, str] = {name: kind.what for name, kind in KINDS.items
 
 
 class Search(NamedTuple):
-    """How a kind is looked for; `lacks` says why it cannot be, or nothing."""
+    """How a kind is looked for; `lacks` says why it cannot be, or nothing.
+
+    That is for what was not given (a trace, options): every such inspection says it. So
+    it is no place for what a platform never has.
+    """
 
     find: Callable[[Context], Iterator[Hazard]]
     lacks: Callable[[Context], str] = lambda context: ""

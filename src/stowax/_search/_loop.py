@@ -28,7 +28,14 @@ from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
 from ._propose import CLEARLY, NEARLY, SLACK, WORTH, Proposal, Proposer
 from ._space import Attempt, Space, asks_for_more, narrower
-from ._variants import VARIANTS, as_written, is_straight, plain, plain_bytes, returned
+from ._variants import (
+    BESIDE,
+    WHERE_NOTHING_FITS,
+    is_straight,
+    plain,
+    plain_bytes,
+    returned,
+)
 
 MOST_MISSES = 4
 """Programs that are compiled for a plan before one fits."""
@@ -57,7 +64,7 @@ class Search:
     spaces: list[Space] = dataclasses.field(default_factory=list)
     left_out: list[Proposal] = dataclasses.field(default_factory=list)
     unopened: list[Callable[[Space, int], Space | None]] = dataclasses.field(
-        default_factory=lambda: list(VARIANTS)
+        default_factory=lambda: list(WHERE_NOTHING_FITS)
     )
     propose: Proposer = dataclasses.field(init=False)
 
@@ -150,9 +157,9 @@ class Search:
         rolled = self.rolled
         if donate and any(not a.donated and self.fits(a) for a in self.log):
             rolled = rolled.intact(self.budget)  # nobody has to give arguments up
-        written = rolled.remat or not fits
-        straight = as_written(rolled, self.budget) if written else None
-        self.spaces = [*filter(None, (straight,)), rolled]
+        beside = BESIDE if rolled.remat or not fits else ()
+        found = [variant(rolled, self.budget) for variant in beside]
+        self.spaces = [*filter(None, found), rolled]
         while (proposal := self._next()) is not None:
             self._compile(proposal)
         return self.best()

@@ -218,5 +218,8 @@ def finer(rolled: Space, budget: int) -> Space | None:
 
 Variant = Callable[[Space, int], Space | None]
 
-VARIANTS: tuple[Variant, ...] = (tight, returned, returned_tight, finer)
-"""What is opened in turn where nothing fits."""
+BESIDE: tuple[Variant, ...] = (as_written,)
+"""What may be faster than layers as loops: searched with these from the start."""
+
+WHERE_NOTHING_FITS: tuple[Variant, ...] = (tight, returned, returned_tight, finer)
+"""What needs less: opened in turn where none that is open is expected to fit."""

@@ -93,7 +93,7 @@ def target(name: str | None = None) -> Target:
         raise ArgumentError("target", repr(name), "Write a name such as 'v5p-8'.")
     if name is None or name in _ATTACHED:
         return _attached(name)
-    if match := re.fullmatch(r"(v4|v5p|tpu7x|v5e|v5litepod|v6e)-(\d+)", name):
+    if match := re.fullmatch(rf"({'|'.join(_TPU_NAMES)})-(\d+)", name):
         chip, slices, per_chip = _TPU_NAMES[match.group(1)]
         chips, rest = divmod(int(match.group(2)), per_chip)
         if rest == 0 and chips in slices:

@@ -92,7 +92,7 @@ def _plain(_: Any, chosen: Any, *__: Any, **___: Any) -> dict[int, str]:
     return {i: str(how) for i, how in pairs if how in ("keep", "offload")}
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
+ABLATIONS: dict[str, dict[str, Any]] = {
     BASE: {},
     "stop at the first that fits": {"_search._propose.Proposer.beside": _none},
     "no stalls laid to values": {"_search._space.stalled": _same},
@@ -111,7 +111,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def varied(name: str) -> Iterator[None]:
     """The search without a rule, for the time."""
     with contextlib.ExitStack() as stack:
-        for path, other in VARIANTS[name].items():
+        for path, other in ABLATIONS[name].items():
             stack.enter_context(mock.patch(f"stowax.{path}", other))
         yield
 
@@ -160,7 +160,7 @@ def planned(workload: str, target: str, budget: int) -> Line:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--target", action="append", choices=TARGETS)
-    parser.add_argument("--variant", action="append", choices=VARIANTS)
+    parser.add_argument("--variant", action="append", choices=ABLATIONS)
 
 
 def run(asked: argparse.Namespace, records: _record.Records) -> None:
@@ -168,7 +168,7 @@ def run(asked: argparse.Namespace, records: _record.Records) -> None:
     FOLDER.mkdir(exist_ok=True)
     for target in asked.target or TARGETS:
         for workload in asked.workload or WORKLOADS:
-            for variant in asked.variant or VARIANTS:
+            for variant in asked.variant or ABLATIONS:
                 _run_cells(workload, target, variant, records)
 
 
@@ -242,6 +242,6 @@ def page(records: _record.Records) -> str:
         "cells lost",
         "programs a plan",
     )
-    rows = [_compared(lines, base, name) for name in VARIANTS]
+    rows = [_compared(lines, base, name) for name in ABLATIONS]
     table = _record.table(columns, rows)
     return _record.page_text(records, parts=parts, compiles=COMPILES, table=table)

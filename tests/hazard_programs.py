@@ -5,6 +5,7 @@ A name with `clean_` before it is the same step put right. Sizes: `LAYERS` layer
 """
 
 import functools
+import inspect as reader
 import unittest.mock
 import warnings
 
@@ -339,3 +340,14 @@ def sharded(target):
     rows = there.sharding("data", mesh=mesh)
     policy = jax.checkpoint_policies.save_only_these_names("hidden")
     return inspect(_scanned(policy), _weights(weights), _rows(rows), target=there)
+
+
+def hazards_of(found, kind):
+    return [hazard for hazard in found.hazards if hazard.kind == kind]
+
+
+def line_of(function, text):
+    """`file:line` of the line in `function` that holds `text`."""
+    lines, first = reader.getsourcelines(function)
+    number = next(i for i, line in enumerate(lines) if text in line)
+    return f"hazard_programs.py:{first + number}"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks.ablation import VARIANTS, varied
+from benchmarks.ablation import ABLATIONS, varied
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", ABLATIONS)
 def test_what_is_taken_out_is_there(name):
     with varied(name):
         pass

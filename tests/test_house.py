@@ -208,7 +208,6 @@ def test_front_page_only_reexports():
         assert getattr(stowax, name).__module__ == f"stowax.{stowax._LATER[name]}"
 
 
-@pytest.mark.slow
 def test_files_and_functions_are_short():
     folders = [SOURCE, REPOSITORY / "tests", REPOSITORY / "benchmarks"]
     paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]

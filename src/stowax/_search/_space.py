@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from .._errors import ArgumentError, OffloadVanishedError, StowaxError
 from .._jax import open_jaxpr
@@ -36,7 +37,8 @@ _LAYER = re.compile(r"stowax\.(?:offload|fetch)\.([^/()\"\s]+)\.(\d+)")
 class Space:
     """One variant of the step: its survey, and what programs have taught of it.
 
-    `free` is the survey before what the user wants decided (`preferences`). `stalls`
+    `name` tells programs of one variant from those of another. `free` is the survey
+    before what the user wants decided (`preferences`). `stalls`
     are what offloaded values were waited for, `proposed` every solution that a
     prediction was made for, `least` the decisions made for want of any that fit,
     `refusals` how often the compiler refused.
@@ -98,13 +100,14 @@ class Space:
 
     def for_budget(self, budget: int) -> "Space":
         """The same variant for another budget: what was waited for may not be there."""
-        return dataclasses.replace(
-            self,
-            memory=dataclasses.replace(self.memory, scale=budget),
-            stalls={},
-            proposed={},
-            least=set(),
-        )
+        return self.afresh(memory=dataclasses.replace(self.memory, scale=budget))
+
+    def afresh(self, **changes: Any) -> "Space":
+        """The variant with some fields changed, and without what was proposed for it.
+
+        A copy made otherwise shares what is learned of either.
+        """
+        return dataclasses.replace(self, **changes, stalls={}, proposed={}, least=set())
 
     def holding(self, held: Callable[[Body, Value], bool], note: str) -> "Space":
         """The variant with some values on the device, which the compiler refused."""
@@ -114,15 +117,8 @@ class Space:
             for survey in (self.survey, self.free)
         ]
         survey = dataclasses.replace(surveys[0], refused=(*self.survey.refused, note))
-        return dataclasses.replace(
-            self,
-            survey=survey,
-            free=surveys[1],
-            memory=dataclasses.replace(self.memory, survey=survey),
-            stalls={},
-            proposed={},
-            least=set(),
-        )
+        memory = dataclasses.replace(self.memory, survey=survey)
+        return self.afresh(survey=survey, free=surveys[1], memory=memory)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

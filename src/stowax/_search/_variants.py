@@ -1,6 +1,7 @@
 """The ways to write a step beside its layers as loops: one function each.
 
-A variant is a survey of its own; the search over them is the same loop.
+A variant is a `Space` of its own; the search over them is the same loop. First in here
+is the step as it is, which is compiled where it may fit.
 """
 
 import dataclasses
@@ -153,15 +154,8 @@ def tight(rolled: Space, budget: int) -> Space | None:
         compiled={},
         proposed=set(),
     )
-    return dataclasses.replace(
-        rolled,
-        name=f"{rolled.name}, copies waited for",
-        survey=survey,
-        memory=memory,
-        stalls={},
-        proposed={},
-        least=set(),
-    )
+    name = f"{rolled.name}, copies waited for"
+    return rolled.afresh(name=name, survey=survey, memory=memory)
 
 
 def returned(rolled: Space, budget: int) -> Space | None:
@@ -217,9 +211,19 @@ def finer(rolled: Space, budget: int) -> Space | None:
 
 
 Variant = Callable[[Space, int], Space | None]
+"""Of the rolled variant and a budget, another one under a name of its own, or `None`
+where it would be no other program.
+
+One that surveys anew is a `new_space`; one that does not comes of `Space.afresh`, with
+a `Memory` whose predictions and programs are its own. Compiler options come of the
+survey (`options_for`).
+"""
 
 BESIDE: tuple[Variant, ...] = (as_written,)
 """What may be faster than layers as loops: searched with these from the start."""
 
 WHERE_NOTHING_FITS: tuple[Variant, ...] = (tight, returned, returned_tight, finer)
-"""What needs less: opened in turn where none that is open is expected to fit."""
+"""What needs less: opened in turn until one is expected to fit, the dearest last.
+
+Of those of which that is not foretold one program each is compiled, after all are open.
+"""

@@ -98,9 +98,9 @@ def target(name: str | None = None) -> Target:
         chips, rest = divmod(int(match.group(2)), per_chip)
         if rest == 0 and chips in slices:
             return _tpu_target(name, CHIPS[chip], chips, slices[chips])
-    if match := re.fullmatch(r"(.+?)(?:x(\d+))?", name):
+    if match := re.fullmatch(rf"({'|'.join(GPU_CHIPS)})(?:x(\d+))?", name):
         count = int(match.group(2) or 1)
-        if match.group(1) in GPU_CHIPS and count in _GPU_COUNTS:
+        if count in _GPU_COUNTS:
             return _gpu_target(name, CHIPS[match.group(1)], count)
     known = [record.name for record in _compile_only_names()] + list(_ATTACHED)
     near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)

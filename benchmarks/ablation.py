@@ -75,6 +75,10 @@ def _same(first: Any, *_: Any, **__: Any) -> Any:
     return first
 
 
+def _found(_: Any, found: Any, *__: Any) -> Any:
+    return found
+
+
 def _no_parts(*_: Any) -> tuple[int, dict[str, Any]]:
     return 0, {}
 
@@ -101,6 +105,10 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "no policies by hand": {"_search._propose.policies": lambda _: {}},
     "no other variants": {"_search._loop.WHERE_NOTHING_FITS": ()},
     "layers never as written": {"_search._loop.BESIDE": ()},
+    "layers never left alone": {"_search._propose.Proposer._left_alone": _found},
+    "nothing that nearly fits": {"_search._loop.NEARLY": 1.0},
+    "one round of settling": {"_search._propose._ROUNDS": 1},
+    "no caution": {"_search._loop._CAUTION": (0.0,)},
     "storing costs nothing": {"_survey._survey.with_storing": _same},
     "copies travel alike": {"_survey._survey.ways_to_store": _plain},
 }

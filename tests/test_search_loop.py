@@ -336,21 +336,3 @@ def test_a_step_that_fits_stays_unless_much_is_to_be_gained(monkeypatch):
     seconds = small.run().measured.step_seconds
     assert plain(1.004 * seconds).decisions is None
     assert plain(1.02 * seconds).decisions is not None
-
-
-def test_variants_are_opened_only_where_nothing_is_expected_to_fit(monkeypatch):
-    search, _ = searching(monkeypatch, BODY, 30)
-    opened = []
-
-    def variant(space, budget):
-        opened.append(budget)
-        return None
-
-    search.unopened = [variant, variant]
-    search.run()
-    assert opened == [30, 30]
-    search, _ = searching(monkeypatch, BODY, BUDGET)
-    search.unopened = [variant]
-    search.run()
-    assert opened == [30, 30]
-    assert search.unopened

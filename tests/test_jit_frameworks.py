@@ -16,7 +16,7 @@ import stowax
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
-LAYERS, WIDTH, ROWS = 6, 64, 1024
+LAYERS, WIDTH, ROWS = 4, 64, 1024
 jit = functools.partial(stowax.jit, progress=False)
 
 

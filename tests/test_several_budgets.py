@@ -62,6 +62,15 @@ def test_the_same_budget_twice_is_planned_once():
     assert once is again
 
 
+def test_company_donates_nothing_where_the_step_fits_as_it_is():
+    budgets = (LEAST, "100GiB")
+    small, big = stowax.plans(
+        train, *ARGS, budgets=budgets, target="h200", progress=False
+    )
+    assert small.program.donate_argnums == (0,)
+    assert big.program.donate_argnums == ()
+
+
 @pytest.mark.slow
 def test_progress_says_which_budget():
     said = []

@@ -94,6 +94,8 @@ class Search:
             return attempt.measured.step_seconds * (1 - WORTH * stays)
 
         fitting = list(filter(self.fits, self.attempts))
+        if self._stays_intact:  # another budget's program may take arguments
+            fitting = [attempt for attempt in fitting if not attempt.donated]
         if not fitting:
             return min(self.attempts, key=lambda a: a.measured.compiled_bytes)
         return min(fitting, key=seconds)
@@ -155,14 +157,20 @@ class Search:
         if not self.rolled.survey.bodies and not fits and not tried:
             self.compile_plain(donate=donate)
         rolled = self.rolled
-        if donate and any(not a.donated and self.fits(a) for a in self.log):
-            rolled = rolled.intact(self.budget)  # nobody has to give arguments up
+        if donate and self._stays_intact:
+            rolled = rolled.intact(self.budget)
         beside = BESIDE if rolled.remat or not fits else ()
         found = [variant(rolled, self.budget) for variant in beside]
         self.spaces = [*filter(None, found), rolled]
         while (proposal := self._next()) is not None:
             self._compile(proposal)
         return self.best()
+
+    @property
+    def _stays_intact(self) -> bool:
+        """Whether the step fits as it is, and nobody has to give its arguments up."""
+        written = (a for a in self.log if a.decisions is None)
+        return any(not a.donated and self.fits(a) for a in written)
 
     @property
     def _may_stay(self) -> bool:
@@ -179,6 +187,8 @@ class Search:
         if stays and not goes_on:
             space = self.spaces[0]
             alike = space.as_written or not is_straight(self.rolled)
+            # Of a CPU's seconds the model knows too little to change a step for them.
+            alike = alike and self.asked.machine.platform != "cpu"
             open_ = alike and space.survey.bodies and not self._planned
             return next(self.propose.faster(space), None) if open_ else None
         planned = self._planned
@@ -242,7 +252,7 @@ class Search:
 
     def _opened(self) -> list[Space]:
         """The next variant that there is, opened."""
-        while self.unopened:
+        while self.unopened and not self._stays_intact:
             space = self.unopened.pop(0)(self.rolled, self.budget)
             if space is not None:
                 self.spaces.append(space)

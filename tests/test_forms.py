@@ -1,5 +1,6 @@
 """The layers of a Python loop: rolled where it is needed, as they are written else."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import stowax
 from planned_models import compiled_total, plan, spec, tanh_loss
+from stowax._errors import PlanMismatchError
 
 pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 
@@ -118,6 +120,21 @@ def test_a_loop_as_written_keeps_some_and_recomputes_some():
     # A third of the forward pass at most, and no loop's copies of weights.
     assert found.step_seconds < 1.25 * whole.step_seconds
     assert any("as they are written" in note for note in found.proof.notes)
+
+
+def test_nothing_of_layers_as_they_are_written_is_offloaded_by_hand():
+    found = planned(pin=pinned(state="offload"), budget="1GiB")
+    assert found.program.options.as_written
+    stack, *_ = found.program.stacks
+    moved = tuple(
+        dataclasses.replace(d, decision="offload")
+        if d.stack == stack.name and d.decision == "keep"
+        else d
+        for d in found.decisions
+    )
+    edited = dataclasses.replace(found, decisions=moved)
+    with pytest.raises(PlanMismatchError, match="keep and recompute only"):
+        edited.apply(train_step).lower(*edited.specs(*arguments()))
 
 
 @pytest.mark.parametrize("decision", ["keep", "recompute"])

@@ -329,6 +329,13 @@ def check_stored(stack: Stack, body: LinearizedBody, stored: Stored) -> None:
                 f"plan: stored {number}: {how!r} of {stack.name}. Write numbers of "
                 f"values below {len(program.avals)}, and one of {STORED}."
             )
+    moving = sorted(n for n, how in stored.items() if how != "keep")
+    if stack.as_written and moving:
+        raise PlanMismatchError(
+            f"plan: value {moving[0]} of {stack.name} is to be offloaded, and layers "
+            "that run as they are written keep and recompute only. Plan again with "
+            "pin={name: 'offload'}."
+        )
     at_hand = available(stack, body) | stored.keys()
     run = program.closure(body.residuals, at_hand)
     read = {*body.residuals, *(i for k in run for i in program.nodes[k].inputs)}

@@ -9,6 +9,7 @@ plots`, with pip 25.1 or newer).
 """
 
 import argparse
+import importlib.util
 import pathlib
 import re
 import textwrap
@@ -221,6 +222,8 @@ def main(given: list[str]) -> int:
     )
     parser.add_argument("--text", action="store_true", help="no charts")
     asked = parser.parse_args(given)
+    if not asked.text and importlib.util.find_spec("matplotlib") is None:
+        parser.error("charts need matplotlib: pip install --group plots, or --text")
     records = found()
     (RESULTS / "README.md").write_text(text(records))
     for name in () if asked.text else _charts.CHARTS:

@@ -125,6 +125,27 @@ def damaged(found, change):
             "which is no whole plan (decisions.0.decision is 'burn'). ",
         ),
         (
+            lambda p: damaged(p, lambda d: d["decisions"][0].update(stack="other")),
+            "which is no whole plan (decisions.0.stack is 'other'). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d["decisions"].append(d["decisions"][0])),
+            "which is no whole plan (decisions.9 is the second of value 0). ",
+        ),
+        (
+            lambda p: damaged(p, lambda d: d["program"].update(rewritten=False)),
+            "which is no whole plan (program.rewritten is False, and there are decisi",
+        ),
+        (
+            lambda p: damaged(
+                p,
+                lambda d: d["program"]["arguments"][0].update(
+                    memory_kind="pinned_host"
+                ),
+            ),
+            "which is no whole plan (state is not offloaded by the decisions, and by ",
+        ),
+        (
             lambda p: damaged(
                 p, lambda d: d["program"]["arguments"][0].update(output=-1)
             ),

@@ -12,6 +12,7 @@ from .._jaxprs._canonical import outline
 from .._planner import baselines, evaluate, policies
 from .._records._plan import Baseline, DecisionRecord, StackRecord
 from .._records._stages import (
+    STATE,
     Body,
     Decisions,
     Evaluation,
@@ -20,7 +21,6 @@ from .._records._stages import (
     updated_on_host,
 )
 from .._search._space import Space
-from .._state._state import NAME as STATE
 from .._survey._apply import StepPlan
 from .._survey._preferences import Preferences
 from .._survey._survey import Survey

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from .._errors import ArgumentError, PlanMismatchError
 from .._record_json import NotSuchARecord, record_of
 from ._plan import FORMAT_VERSION, PlanRecord
+from ._stages import STATE
 
 Record = TypeVar("Record", bound=PlanRecord)
 
@@ -46,6 +47,7 @@ def plan_from(kind: type[Record], data: Any, path: str) -> Record:
     try:
         plan: Record = record_of(kind, parts)
         _check_arguments(plan)
+        _check_decisions(plan)
     except NotSuchARecord as error:
         raise ArgumentError(
             "path", f"{path!r}, which is no whole plan ({error})", _INSTEAD
@@ -86,5 +88,31 @@ def _check_arguments(plan: PlanRecord) -> None:
                     f"program.arguments.{number}.{field} is {value!r:.60}"
                 )
     donated = plan.program.donate_argnums
-    if any(number < 0 for number in donated):
+    if any(number < 0 for number in donated) or len({*donated}) < len(donated):
         raise NotSuchARecord(f"program.donate_argnums is {donated!r:.60}")
+
+
+def _check_decisions(plan: PlanRecord) -> None:
+    """**Raises:** `NotSuchARecord` for decisions that the program does not carry out.
+
+    Those of layers are what `apply` does. Those of the state are told again by where
+    each argument is: a file that is edited in one place only says two things.
+    """
+    program, seen = plan.program, set()
+    stacks = {stack.name for stack in program.stacks} | {STATE}
+    for number, decision in enumerate(plan.decisions):
+        at = f"decisions.{number}"
+        if decision.stack not in stacks:
+            raise NotSuchARecord(f"{at}.stack is {decision.stack!r:.60}")
+        if (decision.stack, decision.value) in seen:
+            raise NotSuchARecord(f"{at} is the second of value {decision.value}")
+        seen.add((decision.stack, decision.value))
+    if plan.decisions and not program.rewritten:
+        raise NotSuchARecord("program.rewritten is False, and there are decisions")
+    moved = any(d.stack == STATE and d.decision == "offload" for d in plan.decisions)
+    hosted = any(a.memory_kind != "device" for a in program.arguments)
+    if moved != hosted:
+        raise NotSuchARecord(
+            f"state is {'' if moved else 'not '}offloaded by the decisions, and "
+            f"{'' if hosted else 'not '}by the arguments' memory_kind"
+        )

@@ -17,6 +17,9 @@ Outcome = Literal["unneeded", "optimal", "feasible", "infeasible"]
 
 DECISIONS: tuple[Decision, ...] = ("keep", "offload", "recompute")
 
+STATE = "state"
+"""The name of the body that the step's state makes."""
+
 OFFLOAD_LEAST_BYTES = 1 << 20
 """Below this a copy's fixed cost dominates; assumed, not measured."""
 

@@ -207,7 +207,8 @@ def finer(rolled: Space, budget: int) -> Space | None:
     if asked.donate is False or rolled.refusals or not least or needed - freed > budget:
         return None
     asked.say("nothing fits: smaller arrays may be offloaded, too")
-    return rolled_space(asked, budget, least)
+    space = rolled_space(asked, budget, least)
+    return dataclasses.replace(space, name="smaller arrays, too")
 
 
 Variant = Callable[[Space, int], Space | None]

@@ -36,6 +36,7 @@ from .._layers._axis_order import lying
 from .._layers._host_layers import can_stream
 from .._records._stages import (
     OFFLOAD_LEAST_BYTES,
+    STATE,
     Body,
     Decision,
     HostUpdate,
@@ -59,9 +60,6 @@ from ._layer_axes import (
 from ._shards import device_bytes, mixes_axes, shard_shape
 
 NO_HOST = "the target has no host memory of its own"
-
-NAME = "state"
-"""Name of the body that the state makes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +174,7 @@ def find_state(
         [v for v in values if v.index not in read_only], target
     )
     body = Body(
-        name=NAME,
+        name=STATE,
         count=1,
         values=values,
         operations=(),

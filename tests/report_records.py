@@ -61,7 +61,7 @@ DECISIONS = (
         source="/home/me/train/model.py:41",
         reason="hidden behind the layer's own work; computing it again takes 3.1 ms",
     ),
-    decision("log-sum-exp", "keep", 2, source="/home/me/train/model.py:41"),
+    decision("log-sum-exp", "keep", 2, source="/home/me/train/model.py:41", value=1),
     decision(
         "dot_general model.py:52 in layer",
         "recompute",

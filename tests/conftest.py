@@ -5,6 +5,7 @@ of this file and not in fixtures. `JAX_PLATFORMS=cuda,cpu` from outside runs the
 tests on an attached GPU; without it they run on the CPU, whatever is attached.
 """
 
+import gc
 import importlib.metadata
 import os
 
@@ -27,12 +28,14 @@ os.environ["STOWAX_CALIBRATION"] = os.path.join(os.devnull, "none")
 os.environ["XDG_CACHE_HOME"] = os.path.join(os.devnull, "none")
 
 import contextlib
-import gc
 
 import hypothesis
 import jax
 import pytest
 
+# What tests import stays: a third of the time of collecting them went into finding that
+# out again and again. `pytest_collection_finish` turns it on.
+gc.disable()
 # Also set here: the variable is not read again if something imported jax before us.
 jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 jax.config.update("jax_num_cpu_devices", 8)
@@ -91,7 +94,10 @@ def pytest_collection_finish():
     """What is alive now stays: no collection need look at it again.
 
     Collections were a fourteenth of the suite's time: audits and tests of leaks ask for
-    many.
+    many. Those that nobody asks for come less often than Python's own settings have
+    them, which are for programs that make fewer objects than a trace does.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 5)
+    gc.enable()

@@ -63,12 +63,8 @@ CONTRIB = (
     "acprop ademamix adopt galore madgrad muon schedule_free_adamw schedule_free_sgd "
     "simplified_ademamix sophia"
 )
-DIRECTIONS = (
-    "adadelta adam adamax adan amsgrad belief distance_over_gradients lion novograd "
-    "optimistic_gradient param_block_norm param_block_rms radam rms rss sign sm3 "
-    "stddev trust_ratio yogi"
-)
-CONTRIB_DIRECTIONS = "acprop ademamix adopt galore simplified_ademamix"
+DIRECTIONS = "distance_over_gradients param_block_norm param_block_rms trust_ratio"
+"""Those that no alias above is made of: it has a rate besides, and a decay."""
 
 OPTIMIZERS: dict[str, Callable[[], Transformation]] = {
     **{n: lambda n=n: getattr(optax, n)(learning_rate=RATE) for n in ALIASES.split()},
@@ -76,10 +72,6 @@ OPTIMIZERS: dict[str, Callable[[], Transformation]] = {
     **{
         f"scale_by_{n}": lambda n=n: scaled(getattr(optax, f"scale_by_{n}")())
         for n in DIRECTIONS.split()
-    },
-    **{
-        f"contrib.scale_by_{n}": lambda n=n: scaled(getattr(contrib, f"scale_by_{n}")())
-        for n in CONTRIB_DIRECTIONS.split()
     },
     # Those whose numbers depend on more than a learning rate.
     "momentum": lambda: optax.sgd(RATE, momentum=0.9),

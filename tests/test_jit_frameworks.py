@@ -70,13 +70,19 @@ def nnx_state():
     return model, optimizer, metrics
 
 
+@functools.cache
+def nnx_plan():
+    options = {"budget": "80%", "target": "h200", "progress": False, "compiles": 4}
+    return stowax.plan(nnx_step, *nnx_state(), batch(), **options)
+
+
 @pytest.mark.slow
 def test_nnx_objects_are_updated_in_place():
     found = {}
     plain = lambda step: nnx.jit(lambda *args: step(*args)["loss"])
     ways = {
         "plain": plain(nnx_step),
-        "planned": jit(nnx_step, budget="80%", target="h200"),
+        "planned": stowax.jit(nnx_step, plan=nnx_plan(), progress=False),
         "jitted": jit(nnx.jit(lambda *args: nnx_step(*args)["loss"])),
     }
     for name, step in ways.items():
@@ -102,9 +108,7 @@ def test_nnx_objects_are_updated_in_place():
 
 @pytest.mark.slow
 def test_a_plan_of_objects_is_applied_placed_and_verified():
-    objects = nnx_state()
-    options = {"budget": "80%", "target": "h200", "progress": False, "compiles": 4}
-    plan = stowax.plan(nnx_step, *objects, batch(), **options)
+    objects, plan = nnx_state(), nnx_plan()
     assert plan.program.taken_apart
     model, optimizer, metrics = plan.place(*objects)
     assert model is objects[0]

@@ -82,8 +82,6 @@ def arguments(mesh, width):
 
 MESHES = [
     ("v5p-8", (4,)),
-    ("v5p-8", (2, 2)),
-    ("v5e-16", (16,)),
     ("v5e-16", (4, 4)),
     ("h200x8", (8,)),
     ("h200x8", (4, 2)),
@@ -184,7 +182,7 @@ def same_places(tree, before):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HERE)
-def test_ten_steps_on_eight_devices_are_those_without_a_plan(how):
+def test_five_steps_on_eight_devices_are_those_without_a_plan(how):
     shape = HERE[how]
     target = target_or_skip("h200x8")
     there = arguments(target.mesh(shape, axes(shape)), HERE_WIDTH)
@@ -207,11 +205,11 @@ def test_ten_steps_on_eight_devices_are_those_without_a_plan(how):
 
 @functools.cache
 def steps_without_a_plan():
-    """Ten losses, and the state that comes of them, on one device."""
+    """Five losses, and the state that comes of them, on one device."""
     params, state, x = arrays(arguments(mesh((1,)), HERE_WIDTH))
     plain = jax.jit(step, donate_argnums=(0, 1))
     losses = []
-    for _ in range(10):
+    for _ in range(5):
         params, state, loss = plain(params, state, x)
         losses.append(float(loss))
     return losses, [np.asarray(leaf) for leaf in jax.tree.leaves((params, state))]

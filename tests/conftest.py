@@ -73,8 +73,36 @@ def usual_promotion():
         yield
 
 
-_LONGEST = ("test_tutorial.py", "test_gpu_benchmark.py", "test_random_steps.py")
-"""Files of few tests that take minutes."""
+_LONGEST = (
+    "test_tutorial.py",
+    "test_integration_examples.py",
+    "test_optimizers.py",
+    "test_random_programs.py",
+    "test_jit.py",
+    "test_plan.py",
+    "test_state_parameters.py",
+    "test_jit_frameworks.py",
+    "test_returned_gradients.py",
+    "test_jit_places.py",
+    "test_planning.py",
+    "test_forms.py",
+    "test_state.py",
+    "test_state_frozen.py",
+    "test_rewrite_layers.py",
+    "test_host_layers.py",
+    "test_state_mesh.py",
+    "test_several_budgets.py",
+    "test_verify.py",
+    "test_small_models.py",
+    "test_random_steps.py",
+    "test_models.py",
+    "test_gpu_benchmark.py",
+    "test_foreign_devices.py",
+    "test_jax_donation.py",
+    "test_workloads.py",
+    "test_result_types.py",
+)
+"""Files that take longest, in this order: from two minutes to a quarter of one."""
 
 
 def pytest_collection_modifyitems(items):
@@ -82,7 +110,8 @@ def pytest_collection_modifyitems(items):
 
     A file is run by one process. Begun last, a long one is all that runs in the end.
     """
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
+    place = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and jax.default_backend() != "gpu":
         skip = pytest.mark.skip(reason="no attached GPU (JAX_PLATFORMS=cuda,cpu)")

@@ -3,6 +3,8 @@
 Numbers are of the CPU, bytes of programs compiled for chips that are not there.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,12 +70,17 @@ def same(found, expected):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+@functools.cache
+def within_little(step, target):
+    return plan(step, *shapes(), target=target, budget=LITTLE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "target"), [(gradients, "h200"), (with_norm, "v5p-8")]
 )
 def test_what_fits_in_no_other_way_returns_them_in_host_memory(step, target, tmp_path):
-    found = plan(step, *shapes(), target=target, budget=LITTLE)
+    found = within_little(step, target)
     assert found.fits
     assert found.device_bytes <= LITTLE < GRADIENTS
     assert found.host_bytes >= PARAMETERS + GRADIENTS
@@ -99,7 +106,7 @@ def test_what_fits_in_no_other_way_returns_them_in_host_memory(step, target, tmp
 
 @pytest.mark.slow
 def test_the_gate_knows_where_they_belong():
-    found = plan(gradients, *shapes(), budget=LITTLE)
+    found = within_little(gradients, "h200")
     verified = stowax.verify(gradients, found, *numbers(shapes()))
     assert verified.passed, str(verified)
 

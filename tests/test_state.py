@@ -74,6 +74,12 @@ def offloaded(usual_promotion):
     return made_once()
 
 
+@functools.cache
+def least_without_offloads():
+    step, args = step_with(ADAM), arguments(ADAM)
+    return plan(step, *args, forbid=("offload",), budget="1MiB").smallest_budget
+
+
 def state_decisions(found):
     return {d.name: d.decision for d in found.decisions if d.role == "optimizer state"}
 
@@ -94,8 +100,7 @@ def test_the_state_costs_no_device_memory_but_blocks(offloaded):
 
 def test_it_goes_when_the_budget_asks_for_it():
     step, args = step_with(ADAM), arguments(ADAM)
-    least = plan(step, *args, forbid=("offload",), budget="1MiB").smallest_budget
-    found = plan(step, *args, budget=least - STATE // 2)
+    found = plan(step, *args, budget=least_without_offloads() - STATE // 2)
     assert found.fits
     assert "offload" in state_decisions(found).values()
     baseline = {b.name: b for b in found.baselines}["offload state"]
@@ -111,7 +116,7 @@ def test_what_the_host_cannot_hold_stays():
     step, args = step_with(ADAM), arguments(ADAM)
     found = plan(step, *args, pin=OFFLOAD, host_budget=STATE - 1)
     assert not found.fits  # the pin asks for more than there is
-    least = plan(step, *args, forbid=("offload",), budget="1MiB").smallest_budget
+    least = least_without_offloads()
     found = plan(step, *args, budget=least, host_budget=STATE // 2)
     assert found.fits
     assert found.host_bytes <= STATE // 2

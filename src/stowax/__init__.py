@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ._jit._jit import jit as jit
     from ._jit._session import planning as planning
     from ._verify._verify import verify as verify
-    from ._inspect._inspect import inspect as inspect
+    from ._way._inspect import inspect as inspect
     from ._inspect._inspect import load_inspection as load_inspection
     from ._timing._measure import measure as measure
     from ._audit._audit import Audit as Audit
@@ -42,7 +42,7 @@ _LATER = {
     "jit": "_jit._jit",
     "planning": "_jit._session",
     "verify": "_verify._verify",
-    "inspect": "_inspect._inspect",
+    "inspect": "_way._inspect",
     "load_inspection": "_inspect._inspect",
     "measure": "_timing._measure",
     "Audit": "_audit._audit",

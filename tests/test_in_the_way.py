@@ -214,7 +214,7 @@ def test_what_goes_wrong_with_the_ways_is_no_reason_to_say_nothing(monkeypatch):
     def broken(*args, **options):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(_ways, "asked_for", broken)
+    monkeypatch.setattr(_ways, "opened", broken)
     jitted, args = activations(64)
     peak = _ways.with_ways(PEAK, jitted, args, "h200")
     assert peak == dataclasses.replace(PEAK, unknown="ZeroDivisionError")

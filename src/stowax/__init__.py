@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ._plan._plan import load_plan as load_plan
     from ._plan._planning import plan as plan
     from ._plan._planning import plans as plans
+    from ._fit._fit import Fit as Fit
+    from ._fit._fit import fit as fit
     from ._jit._jit import jit as jit
     from ._jit._session import planning as planning
     from ._verify._verify import verify as verify
@@ -39,6 +41,8 @@ _LATER = {
     "load_plan": "_plan._plan",
     "plan": "_plan._planning",
     "plans": "_plan._planning",
+    "Fit": "_fit._fit",
+    "fit": "_fit._fit",
     "jit": "_jit._jit",
     "planning": "_jit._session",
     "verify": "_verify._verify",

@@ -18,6 +18,7 @@ from stowax._plan._effect import why_it_does_not_fit
 from stowax._records._inspection import Memory, MemoryUse
 from stowax._records._peak import MemoryPeak, PeakArray, Treatment
 from stowax._target._compiled import LoweredProgram
+from stowax._units import format_bytes
 from stowax._way import _ways
 from stowax.report import inspection_page, inspection_text, plan_text
 from too_large import activations, logits, spec
@@ -257,8 +258,12 @@ def test_a_plan_that_does_not_fit_names_what_is_in_the_way():
     assert largest.startswith("logits: ")
     assert f"float32[{rows},{vocabulary}] at too_large.py:" in largest
     peak = made.proof.peak
+    first = peak.arrays[0]
     assert peak.by_role()["logits"] >= each
     assert peak.named_bytes >= 0.95 * peak.predicted_bytes
     assert peak.bytes == pytest.approx(made.device_bytes, rel=0.1)
     assert f" In the way: {largest}; " in why_it_does_not_fit(made)
-    assert "in the way  logits: " in plan_text(made, width=120)
+    text = plan_text(made, width=120)
+    assert f"\nIn the way: {format_bytes(peak.bytes)} predicted at the peak" in text
+    assert f"{first.shape}  too_large.py:" in text
+    assert len(text.splitlines()) <= 48

@@ -31,7 +31,7 @@ def peak_text(peak: MemoryPeak, width: int, capacity: int = 0) -> list[str]:
     return [
         *lines_of(peak_title(peak), width),
         "",
-        *_arrays(peak, width),
+        *arrays_text(peak, width),
         "",
         *_ways(peak, width),
         *facts(_facts(peak, capacity), width),
@@ -83,10 +83,11 @@ def smallest_text(peak: MemoryPeak, capacity: int = 0) -> str:
     return f"{size}{origin}: the smallest budget that a plan reaches{more}"
 
 
-def _arrays(peak: MemoryPeak, width: int) -> list[str]:
+def arrays_text(peak: MemoryPeak, width: int, most: int = _MOST_ARRAYS) -> list[str]:
+    """The `most` largest arrays as a table, and how much the others are."""
     large = [a for a in in_order(peak) if a.bytes >= _LEAST * peak.bytes]
     last = [array for array in large if array.role == "fragmentation"]
-    shown = [*large[: _MOST_ARRAYS - len(last)], *last]
+    shown = [*large[: most - len(last)], *last]
     shown = list(dict.fromkeys(shown))
     padded = any(a.padding >= _LEAST * peak.bytes for a in shown)
     room = width - max((len(array.role) for array in shown), default=0)

@@ -51,7 +51,7 @@ def read_graph(module: Any, *, sources: bool = False) -> Graph:
         if sharded:
             try:
                 _passmanager.PassManager.parse(_CALLS_AS_REGIONS).run(copy)
-                _inline(copy)
+                _inline(copy, with_calls=sources)
                 _stand_in(copy)
                 _passmanager.PassManager.parse(_PROPAGATION).run(copy)
             except _ir.MLIRError:
@@ -76,14 +76,14 @@ def _inside(operation: Any) -> list[Any]:
     return [view.operation for block in blocks for view in block.operations]
 
 
-def _inline(operation: Any) -> None:
+def _inline(operation: Any, *, with_calls: bool) -> None:
     """Puts the bodies of called functions in the place of the calls, as XLA does.
 
     Propagation over calls is another one: it decides in another order, and a batch that
     XLA splits over the devices comes out whole. Calls must have been made regions.
     """
     for op in _inside(operation):
-        _inline(op)
+        _inline(op, with_calls=with_calls)
         if op.name == "sdy.data_flow_edge":  # comes with the regions
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
@@ -97,7 +97,7 @@ def _inline(operation: Any) -> None:
         outer = _scope(op)
         for inner in inside:
             inner.move_before(op)
-            _prefix(inner, outer, op.location)
+            _prefix(inner, outer, op.location if with_calls else None)
         for result, value in zip(op.results, last.operands, strict=True):
             result.replace_all_uses_with(value)
         op.erase()
@@ -147,13 +147,13 @@ def _scope(operation: Any) -> str:
 def _prefix(operation: Any, outer: str, call: Any) -> None:
     """Puts the name stack of a call before those of the operations it stands for.
 
-    The location of the call goes behind theirs: what JAX's own functions do is told by
-    the line that calls them.
+    The location of the call, if one is given, goes behind theirs: what JAX's own
+    functions do is told by the line that calls them.
     """
     scope = _scope(operation)
     if outer and not scope.startswith(outer):
         name = f"{outer}/{scope}" if scope else outer
-        both = _ir.Location.callsite(operation.location, [call])
+        both = call and _ir.Location.callsite(operation.location, [call])
         operation.location = _ir.Location.name(name, childLoc=both)
     for inner in _inside(operation):
         _prefix(inner, outer, call)

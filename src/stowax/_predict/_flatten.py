@@ -121,6 +121,7 @@ class _Flattener:
         self.placed: dict[int, str] = {}
         self.on_host = False  # inside of what the host's processor computes
         self.calls: list[TensorOperation] = []
+        self.within = ""  # their scopes
 
     def new(self, value: TensorValue) -> int:
         number = len(self.values)
@@ -154,9 +155,11 @@ class _Flattener:
             outside = self.on_host
             self.on_host = outside or bool(leaves_in_scope(operation.scope))
             self.calls.append(operation)
+            within, self.within = self.within, f"{self.within}/{operation.scope}"
             for inside in inlined.operations:
                 self.operation(inside, inner, nodes)
             self.calls.pop()
+            self.within = within
             self.on_host = outside
             self.rename(operation, [inner[n] for n in inlined.results], names)
         elif self.renames(operation, operands):
@@ -198,7 +201,7 @@ class _Flattener:
             blocks=blocks,
             source=next((one.source for one in self.around(operation)), ""),
             reducer=_reducer(operation),
-            within="/".join(call.scope for call in self.calls),
+            within=self.within,
         )
 
     def around(self, operation: TensorOperation) -> Iterator[TensorOperation]:

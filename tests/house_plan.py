@@ -33,7 +33,7 @@ LAYERS = (
     ("_search",),
     ("_explain",),
     ("_plan",),
-    ("_calibrate", "_jit", "_verify"),
+    ("_calibrate", "_fit", "_jit", "_verify", "_way"),
     ("__init__",),
     ("_cli",),
     ("__main__",),

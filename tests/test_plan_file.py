@@ -40,7 +40,7 @@ def test_what_is_saved_comes_back(moved, unneeded, tmp_path):
 def test_the_schema_is_stable(moved):
     # What stands here, others read: a change of it is a change of FORMAT_VERSION.
     data = moved.to_json()
-    assert data["format"] == 12
+    assert data["format"] == 13
     assert list(data) == ["format", "program", "decisions", "proof", "search"]
     assert set(data["program"]) == {
         *("step", "target", "device_kind", "compile_only", "versions"),
@@ -55,7 +55,7 @@ def test_the_schema_is_stable(moved):
     }
     assert set(data["proof"]) == {
         *("fits", "budget_bytes", "host_budget_bytes", "device_bytes", "host_bytes"),
-        *("step_seconds", "exposed_seconds", "in_the_way", "notes"),
+        *("step_seconds", "exposed_seconds", "in_the_way", "notes", "peak"),
     }
     assert set(data["search"]) == {
         *("outcome", "predicted_device_bytes", "model_seconds", "bound_seconds"),
@@ -209,7 +209,7 @@ def test_a_plan_of_an_older_format_is_refused_with_the_way_to_plan_again(
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path)
     assert str(caught.value) == (
-        f"path: {str(path)!r} has plan format 11; this stowax reads format 12. "
+        f"path: {str(path)!r} has plan format 11; this stowax reads format 13. "
         "Install the stowax that wrote it (0.0.9) or plan again."
     )
 
@@ -220,11 +220,11 @@ def test_a_plan_of_an_older_format_is_refused_with_the_way_to_plan_again(
 )
 def test_a_plan_of_a_newer_format_is_refused(tmp_path, program, version):
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"format": 13, "program": program}))
+    path.write_text(json.dumps({"format": 14, "program": program}))
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path)
     assert str(caught.value) == (
-        f"path: {str(path)!r} has plan format 13; this stowax reads format 12. "
+        f"path: {str(path)!r} has plan format 14; this stowax reads format 13. "
         f"Install the stowax that wrote it ({version}) or plan again."
     )
 

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from ._plan._plan import load_plan as load_plan
     from ._plan._planning import plan as plan
     from ._plan._planning import plans as plans
+    from ._fit._fit import Fit as Fit
+    from ._fit._fit import fit as fit
     from ._jit._jit import jit as jit
     from ._jit._session import planning as planning
     from ._verify._verify import verify as verify
-    from ._inspect._inspect import inspect as inspect
+    from ._way._inspect import inspect as inspect
     from ._inspect._inspect import load_inspection as load_inspection
     from ._timing._measure import measure as measure
     from ._audit._audit import Audit as Audit
@@ -39,10 +41,12 @@ _LATER = {
     "load_plan": "_plan._plan",
     "plan": "_plan._planning",
     "plans": "_plan._planning",
+    "Fit": "_fit._fit",
+    "fit": "_fit._fit",
     "jit": "_jit._jit",
     "planning": "_jit._session",
     "verify": "_verify._verify",
-    "inspect": "_inspect._inspect",
+    "inspect": "_way._inspect",
     "load_inspection": "_inspect._inspect",
     "measure": "_timing._measure",
     "Audit": "_audit._audit",

@@ -29,6 +29,7 @@ from ._records._lowered import (
     TensorOperation,
     TensorValue,
 )
+from ._where import line_in
 
 _CALLS_AS_REGIONS = "builtin.module(sdy-import-func-calls)"
 _PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
@@ -37,10 +38,11 @@ _KNOWN_TO_SHARDY = {1: "stablehlo.negate", 2: "stablehlo.add"}
 _NAME = "stowax_name"
 
 
-def read_graph(module: Any) -> Graph:
+def read_graph(module: Any, *, sources: bool = False) -> Graph:
     """The records of a lowered module (`lowered.compiler_ir("stablehlo")`).
 
-    **Arguments:** `module` is an MLIR module of StableHLO; it is not changed.
+    **Arguments:** `module` is an MLIR module of StableHLO; it is not changed. With
+    `sources` operations have the user's lines, whose text takes a while to make.
     """
     with module.context, _ir.Location.unknown(module.context):
         copy = module.operation.clone()
@@ -49,12 +51,12 @@ def read_graph(module: Any) -> Graph:
         if sharded:
             try:
                 _passmanager.PassManager.parse(_CALLS_AS_REGIONS).run(copy)
-                _inline(copy)
+                _inline(copy, with_calls=sources)
                 _stand_in(copy)
                 _passmanager.PassManager.parse(_PROPAGATION).run(copy)
             except _ir.MLIRError:
                 copy = module.operation.clone()
-        return _Reader(copy).graph()
+        return _Reader(copy, sources=sources).graph()
 
 
 def scopes(operation: Any) -> Iterator[str]:
@@ -74,14 +76,14 @@ def _inside(operation: Any) -> list[Any]:
     return [view.operation for block in blocks for view in block.operations]
 
 
-def _inline(operation: Any) -> None:
+def _inline(operation: Any, *, with_calls: bool) -> None:
     """Puts the bodies of called functions in the place of the calls, as XLA does.
 
     Propagation over calls is another one: it decides in another order, and a batch that
     XLA splits over the devices comes out whole. Calls must have been made regions.
     """
     for op in _inside(operation):
-        _inline(op)
+        _inline(op, with_calls=with_calls)
         if op.name == "sdy.data_flow_edge":  # comes with the regions
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
@@ -95,7 +97,7 @@ def _inline(operation: Any) -> None:
         outer = _scope(op)
         for inner in inside:
             inner.move_before(op)
-            _prefix(inner, outer)
+            _prefix(inner, outer, op.location if with_calls else None)
         for result, value in zip(op.results, last.operands, strict=True):
             result.replace_all_uses_with(value)
         op.erase()
@@ -142,13 +144,19 @@ def _scope(operation: Any) -> str:
     return getattr(operation.location, "name_str", "")
 
 
-def _prefix(operation: Any, outer: str) -> None:
-    """Puts the name stack of a call before those of the operations it stands for."""
+def _prefix(operation: Any, outer: str, call: Any) -> None:
+    """Puts the name stack of a call before those of the operations it stands for.
+
+    The location of the call, if one is given, goes behind theirs: what JAX's own
+    functions do is told by the line that calls them.
+    """
     scope = _scope(operation)
     if outer and not scope.startswith(outer):
-        operation.location = _ir.Location.name(f"{outer}/{scope}" if scope else outer)
+        name = f"{outer}/{scope}" if scope else outer
+        both = call and _ir.Location.callsite(operation.location, [call])
+        operation.location = _ir.Location.name(name, childLoc=both)
     for inner in _inside(operation):
-        _prefix(inner, outer)
+        _prefix(inner, outer, call)
 
 
 def _memory(kind: str | None) -> Memory | None:
@@ -175,8 +183,8 @@ def _tensor_type(text: str) -> tuple[tuple[int, ...], str, int]:
 class _Reader:
     """Numbers the values of one module and writes its functions down."""
 
-    def __init__(self, module: Any):
-        self.module = module
+    def __init__(self, module: Any, *, sources: bool):
+        self.module, self.sources = module, sources
         self.numbers: dict[Any, int] = {}
         self.types: dict[Any, tuple[tuple[int, ...], str, int]] = {}
         self.shardings: dict[Any, tuple[Axes, tuple[int, ...]]] = {}
@@ -186,6 +194,7 @@ class _Reader:
         functions = {}
         donations: tuple[Donation, ...] = ()
         result_memory: tuple[Memory, ...] = ()
+        names: tuple[tuple[str, ...], ...] = ((), ())
         operations = [op.operation for op in self.module.regions[0].blocks[0]]
         for op in operations:
             if op.name == "sdy.mesh":
@@ -211,11 +220,18 @@ class _Reader:
                     _memory(_text(given, "mhlo.memory_kind")) or "device"
                     for given in results
                 )
+                entry = op.regions[0].blocks[0].arguments
+                names = (
+                    tuple(getattr(value.location, "name_str", "") for value in entry),
+                    tuple(_text(given, "jax.result_info") or "" for given in results),
+                )
         return Graph(
             functions=functions,
             donations=donations,
             result_memory=result_memory,
             axis_sizes=self.axis_sizes,
+            argument_names=names[0],
+            result_names=names[1],
         )
 
     def signature(self, function: Any) -> tuple[list[Any], list[Any]]:
@@ -280,6 +296,7 @@ class _Reader:
             operands=tuple(self.numbers[v] for v in op.operands),
             results=results,
             scope=_scope(op),
+            source=line_in(str(op.location)) if self.sources else "",
             target=target,
             contracting=_contracting(op),
             regions=regions,

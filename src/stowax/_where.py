@@ -7,6 +7,7 @@ asked at every event of an audit, so what is known of a function is kept.
 
 import functools
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -73,6 +74,29 @@ def is_jaxs_file(filename: str) -> bool:
     """Whether a file is JAX's own."""
     jaxs = _folder_of_jax()
     return bool(jaxs) and filename.startswith(jaxs + os.sep)
+
+
+_LINE_OF_CODE = re.compile(r'"([^"]+)":(\d+):\d+')
+
+
+def line_in(traceback: str) -> str:
+    """The user's innermost line in a traceback as MLIR writes it, as `file:line`.
+
+    Where no line is a user's, the innermost of another library; empty for none. Frames
+    behind those of stowax are those of who called it, not of the step.
+
+    >>> line_in('loc("f"("train.py":3:1 to :9) at "g"("main.py":7:1 to :2))')
+    'train.py:3'
+    """
+    others = ""
+    for file, line in _LINE_OF_CODE.findall(traceback):
+        if file.startswith(OWN_FOLDER):
+            break
+        if is_users_file(file):
+            return f"{file}:{line}"
+        if not others and not is_jaxs_file(file):
+            others = f"{file}:{line}"
+    return others
 
 
 _places: dict[tuple[int, int | None], tuple[CodeType, Place]] = {}

@@ -70,6 +70,7 @@ def _named_as_typed(error: StowaxError) -> str:
         "cache",
         "compiles",
         "host_budget",
+        "multiple_of",
         "target",
         "pin",
         "forbid",

@@ -31,6 +31,7 @@ from ._base import (
     progress_to_stderr,
     target_option,
 )
+from ._fit import fit
 from ._inspect import inspect
 from ._run import run
 from ._user_file import load_step
@@ -49,13 +50,15 @@ def main() -> None:
       stowax targets
       stowax calibrate
       stowax plan train.py:make --budget 16GiB --target v5p-8 -o plan.json
+      stowax fit train.py:make_of_batch --budget 16GiB
       stowax inspect train.py:make plan.json
       stowax verify train.py:make plan.json
       stowax run --budget 16GiB train.py
       stowax audit train.py
 
     In FILE.py:FUNCTION the function takes no argument and returns (step, args): the
-    training step, and a tuple of its arguments, arrays or jax.ShapeDtypeStruct.
+    training step, and a tuple of its arguments, arrays or jax.ShapeDtypeStruct. For
+    fit it takes the batch size.
 
     Exit code: 0 fine, 1 ran and found a problem, 2 could not run.
     """  # noqa: D301
@@ -193,6 +196,7 @@ def plan(
     return FINE if fits else FOUND
 
 
+main.add_command(fit)
 main.add_command(inspect)
 main.add_command(run)
 main.add_command(audit)

@@ -69,7 +69,8 @@ def inspect(
 
     Without PLAN.json the step is compiled as it is, with it under that plan, for the
     machine that the plan was made for. In place of FILE.py:FUNCTION stands what --json
-    printed, to see it again. The exit code is 1 where hazards were found.
+    printed, to see it again. The exit code is 1 where hazards were found, or where the
+    step does not fit.
 
     \b
     Examples:
@@ -135,7 +136,7 @@ def inspect(
             found.to_html(html, made, around)
             click.echo(f"saved {html}", err=True)
     click.echo(text)
-    return FOUND if found.hazards else FINE
+    return FOUND if found.hazards or found.fits is False else FINE
 
 
 def _audit_of(path: str | None, html: str | None) -> Any:

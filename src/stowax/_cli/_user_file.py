@@ -23,6 +23,10 @@ _CONTRACT = (
     "It has to take no argument and return (step, args): the training step, and a "
     "tuple of its arguments."
 )
+_OF_BATCH = (
+    "It has to take the batch size and return (step, args): the training step, and a "
+    "tuple of its arguments for a batch of that size."
+)
 _MOST_LINES = 12  # of an exception's own message
 
 
@@ -47,6 +51,32 @@ def load_step(where: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         said = where_it_failed(error, path)
         raise UserFileError(f"{function_name} in {path} failed.\n{said}") from error
     return _step_and_args(result, f"{function_name} in {path}")
+
+
+def load_step_of_batch(
+    where: str,
+) -> Callable[[int], tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """The function named by `where`, which takes a batch size: for `stowax.fit`.
+
+    **Arguments:** as for `load_step`.
+
+    **Raises:** `UserFileError` for whatever stands in the way, also when it is called.
+    """
+    path, function_name = _split(where)
+    module = _load(path)
+    function = _function(module, function_name, path, _OF_BATCH, wants=1)
+
+    def step_of_batch(batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        try:
+            result = function(batch)
+        except (Exception, SystemExit) as error:
+            said = where_it_failed(error, path)
+            raise UserFileError(
+                f"{function_name} in {path} failed for a batch of {batch}.\n{said}"
+            ) from error
+        return _step_and_args(result, f"{function_name} in {path}", _OF_BATCH)
+
+    return step_of_batch
 
 
 def where_it_failed(
@@ -131,7 +161,13 @@ def _load(path: pathlib.Path) -> ModuleType:
     return module
 
 
-def _function(module: ModuleType, name: str, path: pathlib.Path) -> Callable[[], Any]:
+def _function(
+    module: ModuleType,
+    name: str,
+    path: pathlib.Path,
+    contract: str = _CONTRACT,
+    wants: int = 0,
+) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if found is None:
         names = _own_functions(module)
@@ -144,21 +180,24 @@ def _function(module: ModuleType, name: str, path: pathlib.Path) -> Callable[[],
         )
     if not callable(found):
         raise UserFileError(
-            f"{name} in {path} is no function but {type(found).__name__}. {_CONTRACT}"
+            f"{name} in {path} is no function but {type(found).__name__}. {contract}"
         )
     try:
-        wanted = [
-            parameter.name
-            for parameter in inspect.signature(found).parameters.values()
-            if parameter.default is parameter.empty
-            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        ]
+        parameters = list(inspect.signature(found).parameters.values())
     except (TypeError, ValueError):
-        wanted = []
-    if wanted:
+        return found
+    wanted = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if len(wanted) > wants:
         raise UserFileError(
-            f"{name} in {path} wants arguments ({', '.join(wanted)}). {_CONTRACT}"
+            f"{name} in {path} wants arguments ({', '.join(wanted)}). {contract}"
         )
+    if wants and not any(p.kind is not p.KEYWORD_ONLY for p in parameters):
+        raise UserFileError(f"{name} in {path} takes no argument. {contract}")
     return found
 
 
@@ -185,7 +224,9 @@ def _listed(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _step_and_args(result: Any, who: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _step_and_args(
+    result: Any, who: str, contract: str = _CONTRACT
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     got = type(result).__name__
     if isinstance(result, tuple) and len(result) != 2:
         got = f"a tuple of {len(result)}"
@@ -197,4 +238,4 @@ def _step_and_args(result: Any, who: str) -> tuple[Callable[..., Any], tuple[Any
             got = f"({type(step).__name__}, ...), and {type(step).__name__} is no step"
         else:
             got = f"(step, {type(args).__name__})"
-    raise UserFileError(f"{who} returned {got}. {_CONTRACT}")
+    raise UserFileError(f"{who} returned {got}. {contract}")

@@ -3,7 +3,6 @@
 Pure bookkeeping on records; nothing here decides anything.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -163,43 +162,6 @@ def baseline_records(
             )
         )
     return tuple(records)
-
-
-def in_the_way(survey: Survey) -> tuple[str, ...]:
-    """The largest things that no decision can move, for a plan that does not fit.
-
-    Of state with the reason of the largest part that stays.
-    """
-    sizes: dict[str, int] = {}
-    for argument in survey.step.arguments:
-        size = sizes.get(argument.role, 0) + _argument_bytes(argument.spec)
-        sizes[argument.role] = size
-    state = [v for body in survey.bodies if body.phase == "update" for v in body.values]
-    state += [staying.value for staying in survey.staying if not staying.small]
-    why = {
-        value.role: f", of which some stays: {value.stays}"
-        for value in sorted(state, key=lambda value: value.bytes)
-        if value.stays
-    }
-    found = [
-        (size, f"{role}: {format_bytes(size)}{why.get(role, '')}")
-        for role, size in sizes.items()
-    ]
-    for body in survey.bodies:
-        if body.phase == "update":
-            continue
-        working = sum(v.bytes for v in body.values if v.needed and not v.available)
-        source = survey.step.stacks[body.name].stack.source
-        what = f"backward pass of one layer at {source}"
-        found.append((working, f"{what}: {format_bytes(working)}"))
-    return tuple(text for _, text in sorted(found, reverse=True))
-
-
-def _argument_bytes(spec: Any) -> int:
-    shape = spec.shape
-    if spec.sharding is not None:
-        shape = spec.sharding.shard_shape(shape)
-    return math.prod(shape) * spec.dtype.itemsize
 
 
 def notes(

@@ -19,7 +19,7 @@ import jax
 from .._calling._calling import as_jax_takes_it
 from .._calling._known import known
 from .._calling._objects import together
-from .._errors import ArgumentError
+from .._errors import ArgumentError, OutOfMemoryCompileError
 from .._files import check_writable, write_whole
 from .._hardware._hardware import CHIPS, chip_of_kind
 from .._hazards import Machine, find_hazards, make_context
@@ -39,6 +39,8 @@ from .._timing._simulate import simulate
 from ._intent import intent_of_compiled, intent_of_lowered
 from ._ledger import copies_of, priced, serving
 from ._memory_curve import read_memory
+from ._peak_of import peak_of
+from ._refused import refused_inspection
 
 
 class Inspection(_inspection.Inspection):
@@ -108,9 +110,11 @@ def inspect(
     returned. `target` is the machine to compile for (a name or a `Target`), by default
     the attached one; with something compiled it says whose figures to take.
 
-    **Returns:** an `Inspection`, of one device.
+    **Returns:** an `Inspection`, of one device. Of a program that the compiler refuses
+    for want of memory it has no more than the prediction: `fits` is false, and `peak`
+    has the arrays that are in the way, as it has wherever the step does not fit.
 
-    **Raises:** `ArgumentError` for anything else; whatever compiling raises.
+    **Raises:** `ArgumentError` for anything else; whatever else compiling raises.
 
     >>> step = jax.jit(lambda x: jax.numpy.sin(x) @ x)
     >>> x = jax.ShapeDtypeStruct((256, 256), "float32")
@@ -132,9 +136,18 @@ def inspect(
         compiled = jitted_or_compiled
         machine = _same_machine(machine, _machine_of(compiled, machine))
     else:
-        machine, compiled = _compile(jitted_or_compiled, args, machine)
+        machine, program = _lower(jitted_or_compiled, args, machine)
+        options = getattr(jitted_or_compiled, "stowax_compiler_options", None)
+        # The CPU's compiler tells where arrays lie with its memory figures.
+        layout = machine.platform != "cpu"
+        try:
+            compiled = program.compile(options, with_layout=layout)
+        except OutOfMemoryCompileError as error:
+            known = _roles_of(_plan_of(program))
+            fields: Any = refused_inspection(program, machine, error, known)
+            return Inspection(**fields)
     lowered = compiled.lowered if isinstance(compiled, CompiledProgram) else None
-    plan = getattr(lowered.jitted, "stowax_plan", None) if lowered else None
+    plan = _plan_of(lowered)
     found = inspect_program(
         _program(compiled),
         compiled.memory_analysis(),
@@ -146,15 +159,29 @@ def inspect(
         found = dataclasses.replace(
             found, transfers=transfers, copies=copies_of(transfers, plan)
         )
-    roles = tuple(argument.role for argument in plan.program.arguments) if plan else ()
+    roles = _roles_of(plan)
     arguments = argument_roles(lowered.traced, roles) if lowered else {}
+    limit = plan.budget_bytes if plan else machine.device_bytes
+    if lowered is not None and found.memory.device.total > limit:
+        _, peak = peak_of(lowered, machine.platform, roles)
+        found = dataclasses.replace(found, peak=peak)
     return _with_memory(found, compiled, machine, arguments)
 
 
-def _compile(
+def _plan_of(lowered: LoweredProgram | None) -> PlanRecord | None:
+    """The plan that a program was made under, if one was."""
+    return getattr(lowered.jitted, "stowax_plan", None) if lowered else None
+
+
+def _roles_of(plan: PlanRecord | None) -> tuple[str, ...]:
+    """What a plan says that the step's arguments are for."""
+    return tuple(argument.role for argument in plan.program.arguments) if plan else ()
+
+
+def _lower(
     jitted: Any, args: tuple[Any, ...], machine: Target | None
-) -> tuple[Target, CompiledProgram]:
-    """The function, compiled for a machine, by default the attached one."""
+) -> tuple[Target, LoweredProgram]:
+    """The function, lowered for a machine, by default the attached one."""
     if isinstance(jitted, jax.stages.Lowered):
         raise ArgumentError(
             "jitted_or_compiled",
@@ -172,12 +199,7 @@ def _compile(
     with together():
         function, arrays = as_jax_takes_it(jitted, args)
         machine = stood_in(machine or target_of_name(None), arrays)
-        lowered = _lowered(machine, function, arrays)
-    # The CPU's compiler tells where arrays lie with its memory figures.
-    return machine, lowered.compile(
-        getattr(jitted, "stowax_compiler_options", None),
-        with_layout=machine.platform != "cpu",
-    )
+        return machine, _lowered(machine, function, arrays)
 
 
 def _intent(
@@ -246,6 +268,7 @@ def inspect_program(
             if not item.execution_thread
         ),
         omissions=(*unread, *not_looked_for),
+        capacity_bytes=machine.device_bytes,
     )
 
 

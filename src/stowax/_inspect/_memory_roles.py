@@ -1,23 +1,19 @@
 """What a place in memory is for, by what its arrays are called and how long they live.
 
-JAX leaves its transformations in the names of operations: what is differentiated stands
-under `jvp(...)`, its derivative under `transpose(jvp(...))`, what `jax.checkpoint`
-computes again under `rematted_computation`. stowax's own copies carry scopes. So a
-value that is made under `jvp` and still alive when the first `transpose` runs is a kept
-activation, whoever wrote the program. Nothing is guessed beyond that: what no rule
-knows is `workspace`.
+JAX leaves its transformations in the names of operations (`_scopes`), and stowax's own
+copies carry scopes. So a value that is made under `jvp` and still alive when the first
+`transpose` runs is a kept activation, whoever wrote the program. Nothing is guessed
+beyond that: what no rule knows is `workspace`.
 """
 
 import dataclasses
-import re
 from collections.abc import Collection, Iterable, Mapping
 
 from .._records._memory import MEMORY_ROLES, Loop, MemoryRole
 from .._records._memory_places import Layout, Member, Place, says_something
 from .._records._program import HOST_SPACE
+from .._records._scopes import phase_of
 
-_DERIVATIVE = re.compile(r"(transpose\()?jvp\(")
-_AGAIN = "rematted_computation"
 _COPIES = (
     "stowax.offload.",
     "stowax.fetch.",
@@ -58,7 +54,7 @@ def facts_of(
         member
         for place in layout.places
         for member in place.members
-        if _phase_by_name(member.framework_name) == "backward"
+        if phase_of(member.framework_name) == "backward"
     ]
     entry = layout.schedule[-1][0] if layout.schedule else ""
     weights = set()
@@ -73,9 +69,7 @@ def facts_of(
         weights={shape for shape in weights if len(shape) > 1},
         backward_computations={m.computation for m in backward} - {entry},
         forward_loops={
-            loop.body
-            for loop in loops
-            if _phase_by_name(loop.framework_name) == "forward"
+            loop.body for loop in loops if phase_of(loop.framework_name) == "forward"
         },
         backward_from=min((m.position for m in backward), default=len(layout.schedule)),
     )
@@ -115,19 +109,9 @@ def role_of(place: Place, facts: Facts) -> MemoryRole:
 
 
 def _phase(member: Member, facts: Facts) -> str:
-    found = _phase_by_name(member.framework_name)
+    found = phase_of(member.framework_name)
     if found == "forward" and member.computation in facts.backward_computations:
         return "again"
     if not found and member.updates and member.computation in facts.forward_loops:
         return "forward"
     return found
-
-
-def _phase_by_name(name: str) -> str:
-    """`forward`, `backward`, `again` or nothing; the innermost scope counts."""
-    if _AGAIN in name:
-        return "again"
-    found = [*_DERIVATIVE.finditer(name)]
-    if not found:
-        return ""
-    return "backward" if found[-1].group(1) else "forward"

@@ -120,7 +120,7 @@ def _in_bytes(asked: Asked) -> list[int]:
         return [int(budget) for budget in asked.budgets]
     most = asked.machine.device_bytes
     free = dataclasses.replace(asked, pin={}, forbid=())
-    search = _searching(free, most)
+    search = search_for(free, most)
     plain = search.compile_plain(donate=search.rolled.may_donate)
     taken = plain.measured.compiled_bytes
     return [
@@ -144,7 +144,7 @@ def _find(asked: Asked, budgets: Sequence[int]) -> list[Found]:
     for budget in budgets:
         if len(budgets) > 1:
             asked.say(f"a plan for {format_bytes(budget)}")
-        search = _searching(asked, budget, made[-1].search if made else None)
+        search = search_for(asked, budget, made[-1].search if made else None)
         best = search.run()
         seconds = time.perf_counter() - started
         started += seconds
@@ -160,7 +160,7 @@ def _find(asked: Asked, budgets: Sequence[int]) -> list[Found]:
     return made
 
 
-def _searching(asked: Asked, budget: int, before: Search | None = None) -> Search:
+def search_for(asked: Asked, budget: int, before: Search | None = None) -> Search:
     """A search for a budget; of what another one knows it has the programs."""
     state = sum(device_bytes(spec) for spec in jax.tree.leaves(asked.specs))
     least = least_bytes(budget, state)

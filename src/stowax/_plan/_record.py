@@ -8,12 +8,12 @@ from .._explain._describe import (
     baseline_records,
     decision_records,
     host_notes,
-    in_the_way,
     notes,
     overlap_notes,
     stack_records,
 )
 from .._explain._fast_memory import fast_memory_notes
+from .._explain._in_the_way import in_the_way, peak_of_attempt
 from .._explain._sensitivity import link_notes
 from .._planner import solve
 from .._records._plan import (
@@ -73,6 +73,7 @@ def _proof(search: Search, best: Attempt) -> ProofRecord:
     """What the compiled program shows."""
     survey, measured, fits = best.space.survey, best.measured, search.fits(best)
     timeline = measured.inspection.timeline if measured.inspection else None
+    peak = None if fits else peak_of_attempt(best)
     return ProofRecord(
         fits=fits,
         budget_bytes=search.budget,
@@ -81,7 +82,8 @@ def _proof(search: Search, best: Attempt) -> ProofRecord:
         host_bytes=measured.host_bytes,
         step_seconds=measured.step_seconds,
         exposed_seconds=timeline.exposed_seconds if timeline else 0.0,
-        in_the_way=() if fits else in_the_way(survey),
+        in_the_way=in_the_way(survey, peak) if peak else (),
+        peak=peak,
         notes=(
             *host_notes(survey, best.decisions, measured.inspection),
             *notes(

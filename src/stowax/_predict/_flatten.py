@@ -39,7 +39,9 @@ class Node:
     """One operation with the numbers that its operands and results have in the nest.
 
     `seen` are the operands as the operation sees them: a reshape has a shape of its own
-    although it is not a value of its own.
+    although it is not a value of its own. `source` is the user's line; `reducer` is
+    what a reduction does, such as `stablehlo.maximum`; `within` has the scopes of the
+    calls that the operation was inlined from.
     """
 
     name: str
@@ -50,6 +52,9 @@ class Node:
     seen: tuple[TensorValue, ...]
     results: list[int]
     blocks: list["Block"]
+    source: str = ""
+    reducer: str = ""
+    within: str = ""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -115,6 +120,8 @@ class _Flattener:
         self.together: list[tuple[int, int]] = []
         self.placed: dict[int, str] = {}
         self.on_host = False  # inside of what the host's processor computes
+        self.calls: list[TensorOperation] = []
+        self.within = ""  # their scopes
 
     def new(self, value: TensorValue) -> int:
         number = len(self.values)
@@ -147,8 +154,12 @@ class _Flattener:
             inner = {**names, **self.bound(inlined, operands)}
             outside = self.on_host
             self.on_host = outside or bool(leaves_in_scope(operation.scope))
+            self.calls.append(operation)
+            within, self.within = self.within, f"{self.within}/{operation.scope}"
             for inside in inlined.operations:
                 self.operation(inside, inner, nodes)
+            self.calls.pop()
+            self.within = within
             self.on_host = outside
             self.rename(operation, [inner[n] for n in inlined.results], names)
         elif self.renames(operation, operands):
@@ -188,7 +199,14 @@ class _Flattener:
             seen=tuple(self.records[n] for n in operation.operands),
             results=results,
             blocks=blocks,
+            source=next((one.source for one in self.around(operation)), ""),
+            reducer=_reducer(operation),
+            within=self.within,
         )
+
+    def around(self, operation: TensorOperation) -> Iterator[TensorOperation]:
+        """The operation and the calls that it stands in, where a line is known."""
+        yield from (one for one in (operation, *self.calls[::-1]) if one.source)
 
     def inlined(self, operation: TensorOperation) -> Region | None:
         if operation.name in _CALLS and operation.target in self.graph.functions:
@@ -288,6 +306,14 @@ class _Flattener:
             source, result = self.values[operands[0]], self.values[results[0]]
             if source.bytes == result.bytes and source.shape:
                 self.together.append((operands[0], results[0]))
+
+
+def _reducer(operation: TensorOperation) -> str:
+    """The operation that a reduction combines two items with."""
+    if operation.name != "stablehlo.reduce" or not operation.regions:
+        return ""
+    names = [inside.name for inside in operation.regions[0].operations]
+    return names[-1] if names else ""
 
 
 def _records(region: Region) -> Iterator[TensorValue]:

@@ -27,14 +27,21 @@ class Slot:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _Buffer:
-    """Bytes alive from operation `start` to operation `end`, both included."""
+class Buffer:
+    """Bytes alive from operation `start` to operation `end`, both included.
+
+    `values` are the numbers of what lies there, one after the other. `outside` says
+    that it is counted elsewhere, as an argument or in the block around this one; `copy`
+    what it is where it is no value of the program's own.
+    """
 
     bytes: int
     start: int
     end: int
     host: bool
+    values: list[int]
     outside: bool = False
+    copy: str = ""
 
 
 def _narrowed(body: Block, flat: Flat) -> Iterator[tuple[int, TensorValue]]:
@@ -71,8 +78,8 @@ class BlockWalk:
         self.fusion = Fusion(flat, rules, block)
         self.size = self.fusion.size
         self.last, self.end = self.fusion.last, self.fusion.end
-        self.buffer_of: dict[int, _Buffer] = {}
-        self.buffers: list[_Buffer] = []
+        self.buffer_of: dict[int, Buffer] = {}
+        self.buffers: list[Buffer] = []
         self.known_to_libtpu = [0, 0]
         self.alive: list[int] = []
         self.assign(slots)
@@ -81,14 +88,15 @@ class BlockWalk:
 
     def assign(self, slots: Sequence[Slot]) -> None:
         # An argument that is in a slot: the walk ends its first life at its last read.
-        held: dict[int, _Buffer] = {}
+        held: dict[int, Buffer] = {}
         for slot in slots:
             if slot.argument is not None:
-                held[slot.argument] = _Buffer(
+                held[slot.argument] = Buffer(
                     bytes=self.size(slot.argument),
                     start=-1,
                     end=self.last.get(slot.argument, -1),
                     host=slot.argument in self.flat.host,
+                    values=[slot.argument],
                     outside=True,
                 )
                 self.buffer_of[slot.argument] = held[slot.argument]
@@ -98,13 +106,15 @@ class BlockWalk:
                     continue
                 buffer = self.shared(t, node, i, r)
                 if buffer is None:
-                    buffer = _Buffer(
+                    buffer = Buffer(
                         bytes=self.size(r),
                         start=t,
                         end=t,
                         host=r in self.flat.host,
+                        values=[],
                     )
                     self.buffers.append(buffer)
+                buffer.values.append(r)
                 buffer.end = max(buffer.end, self.last.get(r, t))
                 self.buffer_of[r] = buffer
         self.settle(slots, held)
@@ -117,31 +127,29 @@ class BlockWalk:
 
     def hold_constants(self) -> None:
         """Constants that loops read from outside, from the first loop to the last."""
-        held: dict[int, _Buffer] = {}
+        held: dict[int, Buffer] = {}
         for t, node in enumerate(self.nodes):
             if short_name(node.name) != "while":
                 continue
             for n in node.blocks[1].captured() & self.fusion.free:
                 if n not in held:
-                    held[n] = _Buffer(bytes=self.size(n), start=t, end=t, host=False)
-                    self.buffers.append(held[n])
+                    held[n] = self.copy(n, t, "constant")
                 held[n].end = t
 
     def turn_stacks(self) -> None:
         """Stacks laid out anew, from the first loop that gathers them to the last."""
-        turned: dict[int, _Buffer] = {}
+        turned: dict[int, Buffer] = {}
         for t, node in enumerate(self.nodes):
             if short_name(node.name) != "while":
                 continue
             for n in turned_stacks(node.blocks[1], self.flat):
                 if n not in turned:
-                    turned[n] = _Buffer(bytes=self.size(n), start=t, end=t, host=False)
-                    self.buffers.append(turned[n])
+                    turned[n] = self.copy(n, t, "turned")
                 turned[n].end = t
 
     def hoist_converts(self) -> None:
         """Narrowed copies of stacks, made before the first loop that reads them so."""
-        copies: dict[tuple[int, str], _Buffer] = {}
+        copies: dict[tuple[int, str], Buffer] = {}
         for t, node in enumerate(self.nodes):
             if short_name(node.name) != "while":
                 continue
@@ -149,18 +157,25 @@ class BlockWalk:
                 key = stack, narrow.dtype
                 if key not in copies:
                     whole = self.flat.values[stack]
-                    copies[key] = _Buffer(
-                        bytes=whole.device_bytes
-                        * narrow.item_bytes
-                        // whole.item_bytes,
-                        start=t,
-                        end=t,
-                        host=False,
-                    )
-                    self.buffers.append(copies[key])
+                    copies[key] = self.copy(stack, t, narrow.dtype)
+                    narrowed = whole.device_bytes * narrow.item_bytes
+                    copies[key].bytes = narrowed // whole.item_bytes
                 copies[key].end = t
 
-    def shared(self, t: int, node: Node, i: int, result: int) -> _Buffer | None:
+    def copy(self, number: int, t: int, what: str) -> Buffer:
+        """A buffer for another copy of a value, made before operation `t`."""
+        buffer = Buffer(
+            bytes=self.size(number),
+            start=t,
+            end=t,
+            host=False,
+            values=[number],
+            copy=what,
+        )
+        self.buffers.append(buffer)
+        return buffer
+
+    def shared(self, t: int, node: Node, i: int, result: int) -> Buffer | None:
         """The operand's buffer that result number `i` is written to, if any."""
         short = short_name(node.name)
         if short in ("while", "dynamic_update_slice", "scatter"):
@@ -185,7 +200,7 @@ class BlockWalk:
     def same_bytes(self, left: int, right: int) -> bool:
         return self.size(left) == self.size(right)
 
-    def settle(self, slots: Sequence[Slot], held: dict[int, _Buffer]) -> None:
+    def settle(self, slots: Sequence[Slot], held: dict[int, Buffer]) -> None:
         """Lets results live in the slots that wait for them."""
         for slot in slots:
             buffer = self.buffer_of.get(self.block.results[slot.number])
@@ -250,21 +265,26 @@ class BlockWalk:
         self.known_to_libtpu[host] = max(before)
         return found
 
-    def walk(self, block: Block, slots: Sequence[Slot]) -> tuple[int, int]:
-        return BlockWalk(self.flat, self.rules, block, slots).peak()
+    def alive_at(self, t: int) -> Iterator[Buffer]:
+        """The temporaries on the device while operation `t` runs."""
+        for buffer in self.buffers:
+            counted = not buffer.outside and not buffer.host
+            if counted and buffer.start <= t <= buffer.end:
+                yield buffer
 
     def inner(self, node: Node) -> tuple[int, int]:
         """What an operation needs while it runs, beyond operands and results."""
-        if short_name(node.name) == "while":
-            _, body = node.blocks
-            slots = [
-                Slot(argument=argument, number=i)
-                for i, argument in enumerate(body.arguments)
-            ]
-            return self.walk(body, slots)
-        device = host = 0
-        for block in node.blocks:
-            slots = [Slot(argument=None, number=i) for i in range(len(block.results))]
-            one, other = self.walk(block, slots)
-            device, host = max(device, one), max(host, other)
+        peaks = [walk.peak() for walk in self.inner_walks(node)]
+        device = max((peak for peak, _ in peaks), default=0)
+        host = max((peak for _, peak in peaks), default=0)
         return device + communicated(node, self.flat), host
+
+    def inner_walks(self, node: Node) -> Iterator["BlockWalk"]:
+        """The walks of the blocks that run inside of an operation, one at a time."""
+        loop = short_name(node.name) == "while"
+        for block in node.blocks[1:] if loop else node.blocks:
+            slots = [
+                Slot(argument=block.arguments[i] if loop else None, number=i)
+                for i in range(len(block.results))
+            ]
+            yield BlockWalk(self.flat, self.rules, block, slots)

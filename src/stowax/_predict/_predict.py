@@ -54,13 +54,9 @@ def predict_memory(
     `"cpu"`, whose compilers fuse differently (see `Rules`); `layers` is the named scope
     that layers are under.
     """
-    flat = flatten(graph)
-    rules = TPU_RULES if platform == "tpu" else GPU_RULES
-    entry = flat.entry
-    aliases = _aliases(graph, flat)
+    entry_walk, aliases = entry_of(graph, platform)
+    flat, rules, entry = entry_walk.flat, entry_walk.rules, entry_walk.block
     sizes = {n: flat.values[n].device_bytes for n in [*entry.arguments, *entry.results]}
-    slots = [Slot(argument=aliases.get(i), number=i) for i in range(len(entry.results))]
-    entry_walk = BlockWalk(flat, rules, entry, slots)
     temp, host_temp = entry_walk.peak()
     until = _last_of(entry, layers) + 1 if layers else 0
     layers_temp = max(entry_walk.alive[:until], default=temp)
@@ -93,6 +89,19 @@ def predict_memory(
         layers_temp=layers_temp,
         update_temp=update_temp,
     )
+
+
+def entry_of(graph: Graph, platform: str) -> tuple[BlockWalk, dict[int, int]]:
+    """The walk of the whole program, and which outputs donated arguments make room for.
+
+    **Returns:** the walk, and output index → number of the argument.
+    """
+    flat = flatten(graph)
+    rules = TPU_RULES if platform == "tpu" else GPU_RULES
+    aliases = _aliases(graph, flat)
+    results = range(len(flat.entry.results))
+    slots = [Slot(argument=aliases.get(i), number=i) for i in results]
+    return BlockWalk(flat, rules, flat.entry, slots), aliases
 
 
 def _last_of(block: Block, scope: str) -> int:

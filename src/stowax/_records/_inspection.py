@@ -11,6 +11,7 @@ from .._errors import ArgumentError
 from .._record_json import NotSuchARecord, record_of
 from .._units import format_bytes
 from ._memory import MemoryTimeline
+from ._peak import MemoryPeak
 from ._program import CopyCheck, Transfer
 from ._timeline import Timeline
 
@@ -86,6 +87,10 @@ class Inspection:
     did not tell (then `omissions` says so).
     `copies` sets what a plan offloads beside what the program moves of it: of a planned
     step only.
+    `capacity_bytes` is what the target allows of a device (0: not known). Where the
+    step needs more, or more than its plan's budget, `peak` has the arrays at the
+    predicted peak. If the compiler refused the program for that, `refusal` has its
+    words, memory is predicted, and there is nothing else.
     """
 
     target: str
@@ -98,6 +103,18 @@ class Inspection:
     omissions: tuple[Omission, ...] = ()
     memory_timeline: MemoryTimeline | None = None
     copies: tuple[CopyCheck, ...] = ()
+    capacity_bytes: int = 0
+    refusal: str = ""
+    peak: MemoryPeak | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a device of the target has room for the step; `None`: not known."""
+        if self.refusal:
+            return False
+        if not self.capacity_bytes:
+            return None
+        return self.memory.device.total <= self.capacity_bytes
 
     def __repr__(self) -> str:
         """One line: the timeline alone would fill pages of a notebook."""

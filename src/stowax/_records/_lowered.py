@@ -65,15 +65,17 @@ class TensorOperation:
     """One operation; `operands` are value numbers.
 
     `scope` is JAX's name stack (`jit(f)/while/body/my_scope/dot_general`), from the
-    root of the function it stands in. `target` is the callee of a call, the target of a
-    custom call. `contracting` holds, for `dot_general`, the contracting dimensions of
-    left and right.
+    root of the function it stands in. `source` is the user's line that it comes from
+    (`file:line`), empty where it was not asked for or is unknown. `target` is the
+    callee of a call, the target of a custom call. `contracting` holds, for
+    `dot_general`, the contracting dimensions of left and right.
     """
 
     name: str
     operands: tuple[int, ...]
     results: tuple[TensorValue, ...]
     scope: str = ""
+    source: str = ""
     target: str = ""
     contracting: tuple[tuple[int, ...], ...] = ()
     regions: tuple["Region", ...] = ()
@@ -101,12 +103,16 @@ class Graph:
     """A lowered program. `functions["main"]` is the entry.
 
     `result_memory` has one entry per output of the entry. `axis_sizes` are the mesh's.
+    `argument_names` and `result_names` are what JAX calls the entry's, such as
+    `state['w']` and `result[0]['w']`; empty where it kept none.
     """
 
     functions: Mapping[str, Region]
     donations: tuple[Donation, ...]
     result_memory: tuple[Memory, ...]
     axis_sizes: Mapping[str, int]
+    argument_names: tuple[str, ...] = ()
+    result_names: tuple[str, ...] = ()
 
     @property
     def main(self) -> Region:

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from .._files import write_whole
+from ._peak import MemoryPeak
 from ._stages import Decision, Options, Outcome, Role
 
-FORMAT_VERSION = 12
+FORMAT_VERSION = 13
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -196,8 +197,8 @@ class ProofRecord:
       + outputs − aliased + temporaries.
     - `step_seconds` is simulated from the compiled schedule, `exposed_seconds` its part
       spent waiting for host copies; both per step.
-    - `in_the_way` has the largest things that no decision can move, where it does not
-      fit.
+    - `in_the_way` says what is at the program's predicted peak, where it does not fit,
+      role by role; `peak` has it array by array.
     - `notes` say what a user has to know: rates that were assumed, what the compiler
       refused, what runs as it is written.
     """
@@ -211,6 +212,7 @@ class ProofRecord:
     exposed_seconds: float
     in_the_way: tuple[str, ...] = ()
     notes: tuple[str, ...]
+    peak: MemoryPeak | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

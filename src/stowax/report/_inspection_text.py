@@ -22,6 +22,7 @@ from ._layout import (
     text_width,
 )
 from ._memory_text import memory_text
+from ._peak_text import peak_text
 from ._times import busy_in, parts_of
 
 _MOST_TRANSFERS = 5  # groups per direction
@@ -49,8 +50,15 @@ def inspection_text(inspection: Inspection, width: int | None = None) -> str:
     jit__lambda on v5e-4: 8.00 MiB of device memory, 0 hazards
     """
     columns = text_width(width)
+    peak = _peak(inspection, columns)
+    top = [*_headline(inspection, columns), "", *_memory(inspection, columns)]
+    if inspection.refusal:
+        words = [("compiler", inspection.refusal)]
+        below = [*facts(words, columns), *_omissions(inspection.omissions, columns)]
+        return "\n\n".join("\n".join(part) for part in (top, peak, below) if part)
     parts = [
-        [*_headline(inspection, columns), "", *_memory(inspection, columns)],
+        top,
+        peak,
         facts(_time(inspection.timeline, inspection.flops), columns),
         memory_text(inspection.memory_timeline, columns)
         if inspection.memory_timeline
@@ -68,17 +76,42 @@ def inspection_text(inspection: Inspection, width: int | None = None) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
+def _peak(inspection: Inspection, width: int) -> list[str]:
+    if inspection.peak is None:
+        return []
+    return peak_text(inspection.peak, width, inspection.capacity_bytes)
+
+
+def fits_text(inspection: Inspection) -> str:
+    """Whether the step fits on a device, with what that has; empty: not known."""
+    fits = inspection.fits
+    if fits is None:
+        return ""
+    needs = format_bytes(inspection.memory.device.total)
+    has = format_bytes(inspection.capacity_bytes)
+    if inspection.refusal:
+        needs = f"{needs} (predicted; the compiler refused the program)"
+    elif fits:
+        share = inspection.memory.device.total / max(inspection.capacity_bytes, 1)
+        return f"FITS: {needs} of the {has} that a device has ({share:.0%})."
+    return f"DOES NOT FIT: it needs {needs}, and a device has {has}."
+
+
 def _headline(inspection: Inspection, width: int) -> list[str]:
     memory = inspection.memory
+    if inspection.refusal:
+        line = f"{inspection.program} on {inspection.target}: nothing compiled"
+        return [*lines_of(line, width), *lines_of(fits_text(inspection), width)]
     host = (
         f" and {format_bytes(memory.host.total)} of host" if memory.host.total else ""
     )
-    return lines_of(
+    line = (
         f"{inspection.program} on {inspection.target}: "
         f"{format_bytes(memory.device.total)} of device{host} memory, "
-        f"{count_of(len(inspection.hazards), 'hazard')}",
-        width,
+        f"{count_of(len(inspection.hazards), 'hazard')}"
     )
+    verdict = fits_text(inspection)
+    return [*lines_of(line, width), *(lines_of(verdict, width) if verdict else [])]
 
 
 def _memory(inspection: Inspection, width: int) -> list[str]:

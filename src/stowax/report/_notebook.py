@@ -7,6 +7,7 @@ cell. `Inspection.to_html` writes the page.
 from .._records._inspection import Inspection
 from .._records._plan import PlanRecord
 from .._units import format_bytes, format_seconds
+from ._inspection_text import inspection_text
 from ._layout import count_of, short_source
 from ._page_html import escaped
 from ._plan_text import plan_text
@@ -18,6 +19,9 @@ _MOST_HAZARDS = 5
 def inspection_html(inspection: Inspection) -> str:
     """Totals, hazards and the largest places at the peak, as a piece of HTML."""
     timeline, memory = inspection.timeline, inspection.memory
+    if inspection.refusal:  # all that there is, as text
+        text = escaped(inspection_text(inspection, width=100))
+        return f'<pre style="line-height:1.25">{text}</pre>'
     line = (
         f"{inspection.program} on {inspection.target}: "
         f"{format_bytes(memory.device.total)} of device and "

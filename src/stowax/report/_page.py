@@ -10,6 +10,7 @@ from .._records._audit import AuditRecord
 from .._records._inspection import Inspection
 from .._records._plan import PlanRecord
 from .._units import format_bytes, format_seconds
+from ._inspection_text import fits_text
 from ._layout import count_of
 from ._page_audit import audit_table
 from ._page_data import curves_of, page_data, size_unit, step_end, time_unit
@@ -29,6 +30,7 @@ from ._page_html import (
     packed,
     section,
 )
+from ._page_peak import peak_section
 from ._page_tables import (
     copies_table,
     decisions_table,
@@ -71,10 +73,13 @@ def inspection_page(
     )
     parts = [
         _head(inspection, plan),
+        peak_section(inspection),
         section("The step", _step(inspection) if step else ""),
         section("Hazards", _hazards(inspection)),
         section("The loop around the step", audit_table(audit)) if audit else "",
-        section("Copies between device and host", _copies(inspection)),
+        section("Copies between device and host", _copies(inspection))
+        if not inspection.refusal
+        else "",
         _plan(plan) if plan is not None else "",
         section("Largest places", *_places(inspection)),
         section("What the figures rest on", _small_print(inspection)),
@@ -92,6 +97,8 @@ def inspection_page(
 def _head(inspection: Inspection, plan: PlanRecord | None) -> str:
     hazards = count_of(len(inspection.hazards), "hazard")
     line = f"What the compiled step does on one device, {hazards}."
+    if inspection.refusal:
+        line = "What the step would need of one device, predicted: nothing compiled."
     return (
         f"<h1>{escaped(inspection.program)} on {escaped(inspection.target)}</h1>"
         f'<p class="soft">{escaped(line)}</p>{facts_html(_facts(inspection, plan))}'
@@ -106,6 +113,10 @@ def _facts(inspection: Inspection, plan: PlanRecord | None) -> list[tuple[str, s
         peak = f"{format_bytes(curve.device.peak_bytes)}"
         at = format_seconds(curve.device.peak_seconds)
         pairs.append(("peak of device memory", f"{peak} at {at}"))
+    if verdict := fits_text(inspection):
+        pairs.append(("a device", verdict))
+    if inspection.refusal:
+        return pairs
     pairs.append(("device memory, XLA's total", format_bytes(memory.device.total)))
     if memory.host.total:
         pairs.append(("host memory, XLA's total", format_bytes(memory.host.total)))
@@ -195,7 +206,9 @@ def _beside(inspection: Inspection) -> str:
 
 
 def _hazards(inspection: Inspection) -> str:
-    found = hazards_table(inspection.hazards) or "<p>No hazards found.</p>"
+    found = hazards_table(inspection.hazards)
+    if not found and not inspection.refusal:
+        found = "<p>No hazards found.</p>"
     unknown = "".join(
         f"<li>{escaped(item.what)}: {escaped(item.reason)}</li>"
         for item in inspection.omissions

@@ -13,6 +13,7 @@ from .._records._plan import Baseline, PinPrice, PlanRecord, ProofRecord, Search
 from .._units import format_bytes, format_room, format_seconds
 from ._decisions_text import decision_lines, stack_titles
 from ._layout import Align, count_of, cut, facts, lines_of, or_dash, table, text_width
+from ._peak_text import arrays_text, peak_title
 
 SCREEN = 40
 """Lines of a plan, where the number of stacks lets it: one screen."""
@@ -20,6 +21,7 @@ SCREEN = 40
 _MOST_BASELINES = 9  # two fewer for every stack: together they share a screen
 _ALL_COLUMNS = 80  # narrower, a column fewer is better than figures cut short
 _LONGEST_NAME = 20  # of a policy, where the table has no room to spare
+_MOST_IN_THE_WAY = 6
 _UNITS = {"1 GiB": 2**30, "1 MiB": 2**20, "64 KiB": 2**16}
 _WORTH_SAYING = 1e-4  # of the step's time: less than 0.01 % prints as nothing
 
@@ -36,7 +38,7 @@ def plan_text(record: PlanRecord, width: int | None = None) -> str:
     """
     columns = text_width(width)
     top = [*_headline(record, columns), "", *_comparison(record, columns)]
-    bottom = facts(_certificate(record), columns)
+    bottom = [*_in_the_way(record, columns), *facts(_certificate(record), columns)]
     room = SCREEN - len(top) - len(bottom) - 2
     middle = decision_lines(record, columns, room)
     parts = [part for part in (top, middle, bottom) if part]
@@ -164,6 +166,16 @@ def _baseline_row(baseline: Baseline, model: float, width: int) -> tuple[str, ..
     )
 
 
+def _in_the_way(record: PlanRecord, width: int) -> list[str]:
+    """The arrays at the peak of a plan's program that does not fit the device."""
+    proof = record.proof
+    short_of_host = proof.host_bytes > proof.host_budget_bytes
+    if proof.peak is None or short_of_host:
+        return []
+    title = lines_of(peak_title(proof.peak), width)
+    return [*title, *arrays_text(proof.peak, width, _MOST_IN_THE_WAY), ""]
+
+
 def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     proof, search = record.proof, record.search
@@ -171,7 +183,9 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
     short_of_host = proof.host_bytes > proof.host_budget_bytes
     if not proof.fits and search.smallest_budget and not short_of_host:
         pairs.append(("it takes", _smallest(search)))
-        pairs += [("in the way" * (i == 0), s) for i, s in enumerate(proof.in_the_way)]
+        # The reason why state stays is in no array.
+        way = [s for s in proof.in_the_way if proof.peak is None or "stays: " in s]
+        pairs += [("in the way" * (i == 0), s) for i, s in enumerate(way)]
     if proof.fits and moves:
         pairs.append(("step time", _step_time(proof)))
         pairs.append(("bound", _bound(search)))

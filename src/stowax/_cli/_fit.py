@@ -1,0 +1,117 @@
+"""`stowax fit`: the largest batch for a budget, and batch size against step time."""
+
+import click
+
+from .._errors import ArgumentError
+from .._files import check_writable
+from .._streams import only_result_on_stdout
+from ._base import (
+    FINE,
+    FOUND,
+    command,
+    function_argument,
+    host_budget_option,
+    json_option,
+    progress_to_stderr,
+    target_option,
+)
+from ._user_file import load_step_of_batch
+
+
+@click.command(short_help="Find the largest batch for a budget, and what sizes cost.")
+@function_argument
+@click.option(
+    "--budget", metavar="BYTES", help="Device memory per device, such as 16GiB."
+)
+@host_budget_option
+@target_option
+@click.option(
+    "--batch",
+    "batches",
+    type=int,
+    multiple=True,
+    metavar="N",
+    help="A size to look at. Repeatable (default: the largest are looked for).",
+)
+@click.option(
+    "--multiple-of",
+    type=int,
+    default=1,
+    metavar="N",
+    help="Sizes are multiples of it, such as the number of devices (default: 1).",
+)
+@click.option(
+    "--compiles",
+    type=int,
+    metavar="N",
+    help="Programs compiled for a plan at most, 4 or more.",
+)
+@click.option("--cache", metavar="FOLDER", help="Keep compiled programs here.")
+@click.option("-o", "output", metavar="PLAN.json", help="Save the largest's plan.")
+@click.option(
+    "--html",
+    metavar="FRONT.html",
+    help="Write a page with a picture, in one file (needs stowax[report]).",
+)
+@json_option
+@command
+def fit(
+    where: str,
+    budget: str | None,
+    host_budget: str | None,
+    target: str | None,
+    batches: tuple[int, ...],
+    multiple_of: int,
+    compiles: int | None,
+    cache: str | None,
+    output: str | None,
+    html: str | None,
+    as_json: bool,
+) -> int:
+    """Find the largest batch as the step is written and under a plan.
+
+    FUNCTION takes the batch size and returns (step, args). A few sizes are predicted
+    to bracket the largest, then compiled; each has its memory, step time and items a
+    second. The exit code is 1 where no batch fits.
+
+    \b
+    Examples:
+      stowax fit train.py:make_of_batch --target v5p-8
+      stowax fit train.py:make_of_batch --budget 16GiB --multiple-of 8 -o plan.json
+      stowax fit train.py:make_of_batch --batch 64 --batch 128 --html front.html
+    """  # noqa: D301
+    import stowax
+
+    from ..report import check_page_library
+
+    for option, path in (("-o", output), ("--html", html)):
+        if path is not None:
+            check_writable(path, option)
+    if html is not None:
+        check_page_library()
+    with only_result_on_stdout():
+        try:
+            found = stowax.fit(
+                load_step_of_batch(where),
+                budget=budget,
+                host_budget=host_budget,
+                target=target,
+                batches=batches or None,
+                multiple_of=multiple_of,
+                compiles=compiles,
+                cache=cache,
+                progress=progress_to_stderr(),
+            )
+        except ArgumentError as error:
+            if error.argument != "batches":
+                raise
+            raise ArgumentError("--batch", error.got, error.instead) from None
+        if output is not None and found.largest:
+            found.plans[found.largest].save(output)
+            click.echo(f"saved {output}", err=True)
+        if html is not None:
+            found.to_html(html)
+            click.echo(f"saved {html}", err=True)
+        text = found.to_json() if as_json else str(found)
+    click.echo(text)
+    return FINE if found.largest else FOUND

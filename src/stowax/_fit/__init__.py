@@ -1,0 +1,1 @@
+"""The largest batch that fits a budget, and what each size costs."""

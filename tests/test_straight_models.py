@@ -1,0 +1,52 @@
+"""Models of different blocks compute the same under every policy by hand.
+
+Plans of them are judged by these policies, so one that computed something else would
+be a rival that nobody can have.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.models import _blocks, resnet
+
+MODULES = (resnet,)
+
+
+def outcome(model, args, policy):
+    """Loss, what the optimizer keeps of the gradients, and running statistics."""
+    state, metrics = jax.jit(model.make_step(policy))(*args)
+    return metrics["loss"], state["optimizer"], state.get("statistics")
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__.split(".")[-1])
+def test_policies_give_the_same_loss_and_gradients(module):
+    model = module.model(module.SMALL)
+    _, args = model.real()
+    given = outcome(model, args, "none")
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(given)]
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+    assert sum(leaf.any() for leaf in leaves) > 0.9 * len(leaves)
+    for policy in _blocks.POLICIES[1:]:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5),
+            *(given, outcome(model, args, policy)),
+        )
+
+
+def test_policies_put_checkpoints_where_they_say():
+    model = resnet.model(resnet.SMALL)  # stem, three bottlenecks, head
+    for policy, count in {"none": 0, "all": 1, "blocks": 5, "sqrt": 3}.items():
+        step, args = model.sized(policy)
+        assert str(jax.make_jaxpr(step)(*args)).count("remat2[") == count, policy
+
+
+def test_an_unknown_policy_is_refused():
+    step, args = resnet.model(resnet.SMALL).sized("some")
+    with pytest.raises(ValueError, match="policy: one of none, all, blocks, sqrt"):
+        jax.eval_shape(step, *args)

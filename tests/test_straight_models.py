@@ -13,9 +13,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.models import _blocks, resnet
+from benchmarks.models import _blocks, resnet, unet
 
-MODULES = (resnet,)
+MODULES = (resnet, unet)
 
 
 def outcome(model, args, policy):

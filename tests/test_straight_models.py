@@ -13,9 +13,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.models import _blocks, resnet, unet
+from benchmarks.models import _blocks, big_vocabulary, resnet, unet
 
-MODULES = (resnet, unet)
+MODULES = (big_vocabulary, resnet, unet)
 
 
 def outcome(model, args, policy):

@@ -114,9 +114,7 @@ class Residual:
         time = carry["embedding"] @ weights["time"].astype(x.dtype)
         inner = norm("second_norm", inner + time[:, None, None, :])
         inner = _conv.conv(jax.nn.silu(inner), weights["second"])
-        if "shortcut" in weights:
-            x = _conv.conv(x, weights["shortcut"])
-        x = x + inner
+        x = inner + (_conv.conv(x, weights["shortcut"]) if "shortcut" in weights else x)
         if self.attended:
             x = _conv.attending(weights, x, self.config.heads, self.config.groups)
         return carry | {"x": x, "skips": (*skips, x) if self.way == "down" else skips}
@@ -134,9 +132,8 @@ class Resized:
 
     def __call__(self, weights: Weights, carry: Carry) -> Carry:
         if self.way == "up":
-            return carry | {
-                "x": _conv.conv(_conv.doubled(carry["x"]), weights["resize"])
-            }
+            x = _conv.doubled(carry["x"])
+            return carry | {"x": _conv.conv(x, weights["resize"])}
         x = _conv.conv(carry["x"], weights["resize"], stride=2)
         return carry | {"x": x, "skips": (*carry["skips"], x)}
 

@@ -35,7 +35,7 @@ class Config:
     groups: int = 32
     pixels: int = 640
     classes: int = 80
-    batch: int = 32
+    batch: int = 48
     compute: jax.typing.DTypeLike = jnp.bfloat16
 
     @property
@@ -45,7 +45,7 @@ class Config:
 
 
 SMALL = Config(
-    stages=(1, 1, 2, 1),
+    stages=(1, 1, 1, 1),
     channels=(4, 8, 8, 12),
     pyramid=8,
     tower=1,

@@ -37,8 +37,8 @@ class Config:
     )
     edge_width: int = 128
     heads: int = 4
-    nodes: int = 131_072
-    edges: int = 1_048_576
+    nodes: int = 262_144
+    edges: int = 3_145_728
     features: int = 64
     classes: int = 40
     compute: jax.typing.DTypeLike = jnp.bfloat16

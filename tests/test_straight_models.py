@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import straight
 from benchmarks.models import STRAIGHT, _blocks, resnet
 
 
@@ -66,3 +67,32 @@ def test_an_unknown_policy_is_refused():
     step, args = resnet.model(resnet.SMALL).sized("some")
     with pytest.raises(ValueError, match="policy: one of none, all, blocks, sqrt"):
         jax.eval_shape(step, *args)
+
+
+def line(device_bytes, step_seconds, **more):
+    given = {"model": "unet", "target": "h200", "device_bytes": device_bytes}
+    return given | {"step_seconds": step_seconds} | more
+
+
+def test_plans_are_compared_with_the_fastest_policy_that_fits():
+    cells = {
+        f"unet, h200, {policy}": line(*figures, policy=policy)
+        for policy, figures in {
+            "none": (100, 1.0),
+            "all": (110, None),  # the compiler refused it for its size
+            "blocks": (30, 1.5),
+            "sqrt": (50, 1.4),
+        }.items()
+    }
+
+    def outcome_at(budget, seconds, fits=True):
+        best = straight.best_by_hand(cells, "unet", "h200", budget)
+        return straight.outcome_of(line(budget, seconds, fits=fits), best)
+
+    assert outcome_at(60, 1.05) == "0.750"  # beside sqrt, the faster of two
+    assert outcome_at(49, 1.8) == "**1.200**"  # blocks
+    assert outcome_at(29, 1.8) == "alone"
+    assert outcome_at(29, 1.8, fits=False) == "neither fits"
+    assert outcome_at(30, 1.8, fits=False) == "**lost**"
+    best = straight.best_by_hand(cells, "unet", "h200", 60)
+    assert straight.outcome_of({"error": "refused"}, best) == "**lost**"

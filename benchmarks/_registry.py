@@ -38,6 +38,10 @@ BENCHMARKS = {
         *("unrolled", "compiled", "an hour"),
         "the same model scanned and as a Python loop",
     ),
+    "straight": Benchmark(
+        *("straight", "simulated", "hours"),
+        "models that do not repeat: plans beside checkpoints by hand",
+    ),
     "state": Benchmark(
         *("state", "compiled", "minutes"),
         "parameters, gradients and moments that do not fit the device",

@@ -109,7 +109,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "nothing that nearly fits": {"_search._loop.NEARLY": 1.0},
     "one round of settling": {"_search._propose._ROUNDS": 1},
     "no caution": {"_search._loop._CAUTION": (0.0,)},
-    "storing costs nothing": {"_survey._survey.with_storing": _same},
+    "storing costs nothing": {"_survey._take.with_storing": _same},
     "copies travel alike": {"_survey._survey.ways_to_store": _plain},
 }
 """By name: what is put in the place of what, in `stowax`."""

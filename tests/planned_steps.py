@@ -56,9 +56,14 @@ def at_random(seed):
 
 
 def kept_at_random(seed):
-    """The same, nothing in host memory: for layers that run as they are written."""
+    """The same, nothing in host memory where code runs as it is written."""
     choose = at_random(seed)
-    return lambda stack, body: dict.fromkeys(choose(stack, body), "keep")
+
+    def kept(stack, body):
+        stored = choose(stack, body)
+        return dict.fromkeys(stored, "keep") if stack.as_written else stored
+
+    return kept
 
 
 def _unreachable(stack, body, stored):
@@ -169,10 +174,11 @@ def check(
         separate = step(*fresh(args))
     chosen = [CHOICES[c] for c in choices] + [at_random(seed) for seed in seeds]
     runs = [planned(step, args, choose, options, traced) for choose in chosen]
-    if any(found.stack.separate for found in traced.stacks.values()):
-        straight = dataclasses.replace(options, as_written=True)
-        for choose in (recompute_all, kept_at_random(0)):
-            runs.insert(0, planned(step, args, choose, straight))
+    straight = dataclasses.replace(options, as_written=True, segments=True)
+    cut = trace_step(step, args, straight)
+    assert cut.recording.left == traced.recording.left
+    for choose in (recompute_all, kept_at_random(0)):
+        runs.insert(0, planned(step, args, choose, straight, cut))
     for run in runs:
         if exact is not None:
             with unfused():

@@ -17,7 +17,7 @@ from stowax._layers import _linearize
 from stowax._records._stages import Options
 from stowax._step._trace import store_all, trace_step
 from stowax._survey._apply import StackPlan, StepPlan, apply_decisions
-from stowax._survey._survey import take_survey
+from stowax._survey._take import take_survey
 
 
 @pytest.fixture

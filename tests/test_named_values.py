@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import stowax
 from stowax._records._stages import Options
 from stowax._step._trace import trace_step
-from stowax._survey._survey import take_survey
+from stowax._survey._take import take_survey
 
 LAYERS, ROWS, WIDTH = 3, 4096, 512
 

@@ -44,6 +44,14 @@ def test_the_arrays_add_up_to_the_prediction():
             assert sum(peak.by_role().values()) == peak.bytes
 
 
+def test_arguments_of_no_known_role_are_arguments():
+    step = jax.jit(lambda count, x: (count + 1, jnp.tanh(x)))
+    traced = step.trace(spec(8), spec(1024))
+    graph = _mlir.read_graph(traced.lower().compiler_ir(), sources=True)
+    _, peak = predict_peak(graph, "gpu", dict.fromkeys(graph.argument_names, "other"))
+    assert peak.by_role()["argument"] == (8 + 1024) * F32
+
+
 def test_logits_are_told_by_what_becomes_of_them():
     rows, vocabulary = 4096, 65536
     peak = peak_of(*logits(rows, vocabulary=vocabulary))

@@ -48,7 +48,7 @@ def test_the_schema_is_stable(moved):
         *("compiler_options", "options", "streaming"),
     }
     assert set(data["program"]["options"]) == {
-        *("keep_checkpoint", "roll", "as_written", "row_major"),
+        *("keep_checkpoint", "roll", "as_written", "segments", "row_major"),
     }
     assert set(data["program"]["streaming"]) == {
         *("lean", "late", "gradients_on_host", "least_bytes"),

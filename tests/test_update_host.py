@@ -24,7 +24,7 @@ from stowax._planner import baselines
 from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 from stowax._survey._apply import apply_decisions
-from stowax._survey._survey import take_survey
+from stowax._survey._take import take_survey
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -16,7 +16,8 @@ from stowax._planner import baselines, evaluate, solve
 from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 from stowax._survey._options import wants_row_major
-from stowax._survey._survey import predict, take_survey
+from stowax._survey._survey import predict
+from stowax._survey._take import take_survey
 from stowax._target import _target
 
 LAYERS, WIDTH, ROWS = 4, 1024, 64

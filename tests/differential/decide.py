@@ -18,7 +18,8 @@ from stowax._state._shards import device_bytes
 from stowax._step._trace import in_order, record_for, trace_step
 from stowax._survey._apply import apply_decisions
 from stowax._survey._preferences import Preferences
-from stowax._survey._survey import Survey, take_survey
+from stowax._survey._survey import Survey
+from stowax._survey._take import take_survey
 from stowax._target._target import target as find_target
 
 from .choosers import chance
@@ -43,10 +44,11 @@ class Drawn:
         return jax.tree.unflatten(structure, [put(a, k, mesh) for a, k in pairs])
 
 
-def surveyed(step, args, keywords, wishes, budget, *, as_written=False):
+def surveyed(step, args, keywords, wishes, budget, *, straight=False):
     """What is open for `step`, values and state, where it may take `budget` bytes.
 
-    With `as_written`, layers of a Python loop run as they are written.
+    With `straight`, layers of a Python loop run as they are written, and what stands
+    outside of layers is planned in segments.
 
     **Raises:** what `stowax.plan` would meet, and run the step as it is written for.
     """
@@ -54,17 +56,15 @@ def surveyed(step, args, keywords, wishes, budget, *, as_written=False):
     target = find_target(wishes.target if attached else "h200")
     specs = target.specs(*in_order(step, args, keywords))
     options = Options(
-        keep_checkpoint=wishes.keep_checkpoint, roll=wishes.roll, as_written=as_written
+        keep_checkpoint=wishes.keep_checkpoint,
+        roll=wishes.roll,
+        as_written=straight,
+        segments=straight,
     )
     traced = trace_step(record_for(step, specs), specs, options)
     whole = sum(device_bytes(spec) for spec in jax.tree.leaves(specs))
     least = least_bytes(budget, whole)
     return take_survey(step, specs, traced, target, options, least)
-
-
-def has_a_loop(survey: Survey) -> bool:
-    """Whether there are layers that could run as they are written."""
-    return any(traced.stack.separate for traced in survey.step.stacks.values())
 
 
 def pins_that_hold(survey: Survey, pin):

@@ -23,7 +23,7 @@ from stowax._records._plan import stored_by
 from .build import build, surroundings
 from .choosers import SeededChooser
 from .compare import difference, moved, on_host, rounding_of
-from .decide import draw_decisions, has_a_loop, pins_that_hold, surveyed
+from .decide import draw_decisions, pins_that_hold, surveyed
 
 STEPS = 5
 OUTCOMES = ("planned", "as written", "refused", "wrong", "foreign", "same error")
@@ -253,23 +253,24 @@ def _verdicts(plain, wishes, front, decisions):
     entry = wishes.entry if front == Front() else "plan"
     verdict = _judged(plain, options, front, entry)
     yield dataclasses.replace(verdict, dropped=dropped)
-    if plain.error is None and survey is not None and survey.bodies:
+    if plain.error is None and survey is not None:
         straight = functools.cache(
-            lambda: _surveyed(plain, wishes, options["budget"], as_written=True)
+            lambda: _surveyed(plain, wishes, options["budget"], straight=True)
         )
         for number in range(decisions):
-            written = number % 2 and has_a_loop(survey)
-            found = (straight() if written else None) or survey
+            found = (straight() if number % 2 else None) or survey
+            if not found.bodies:
+                continue
             yield _under_decisions(plain, found, number)
 
 
-def _surveyed(plain, wishes, budget, *, as_written=False):
+def _surveyed(plain, wishes, budget, *, straight=False):
     """What is open for the program; nothing where it runs as it is written."""
     built = build(plain.program, stowax.stow)
     try:
         args = built.split(built.args)
         budget = budget or plain.bytes
-        return surveyed(built.step, *args, wishes, budget, as_written=as_written)
+        return surveyed(built.step, *args, wishes, budget, straight=straight)
     except Exception:
         return None  # why is in the plan's notes
 

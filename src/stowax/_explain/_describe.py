@@ -62,6 +62,8 @@ def decision_records(
         stored = stack.stored if stack else {}
         for value, decision in zip(body.values, chosen, strict=True):
             read = value.needed and not value.available
+            if value.index in stored and decision != "offload":
+                decision = "keep"  # a virtual one in name
             if decision is None or (decision == "recompute" and not read):
                 continue
             count = _count(survey, body, value)
@@ -70,7 +72,7 @@ def decision_records(
                     body.name,
                     value,
                     count,
-                    bytes=value.bytes * body.count // count,
+                    bytes=0 if value.virtual else value.bytes * body.count // count,
                     decision=decision,
                     travel=stored.get(value.index, "").partition(" ")[2] or None,
                     reason=reason_of(survey, body, value, decision, parts),
@@ -117,7 +119,8 @@ def stack_records(
                 name=body.name,
                 source=traced.stack.source,
                 count=body.count,
-                unrolled=traced.stack.separate,
+                unrolled=traced.stack.separate and not traced.stack.segment,
+                segment=traced.stack.segment,
                 fingerprint=traced.body.forward.fingerprint,
                 forward_seconds=body.forward_seconds,
                 backward_seconds=body.backward_seconds,
@@ -189,6 +192,14 @@ def notes(
             "the layers of its Python loop run one after the other, as they are "
             "written: nothing of them has to leave the device. Pin an activation or a "
             "parameter to 'offload' to have them run as a loop",
+        )
+    segments = sum(t.stack.segment for t in survey.step.stacks.values())
+    if segments and decisions:
+        found.insert(
+            0,
+            f"what stands outside of layers is planned in {segments} segments: "
+            "its values are kept or computed again, and none leaves the device, as XLA "
+            "drops copies in straight-line code",
         )
     left = survey.step.recording.left
     if left:

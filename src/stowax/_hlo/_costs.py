@@ -215,7 +215,9 @@ def matrix_work(
         numbers = instruction.dot_dimensions
         return _product(instruction, operands[0], numbers.lhs_contracting), dtype
     if instruction.opcode == "convolution":
-        return _convolution(instruction, *operands[:2]), dtype
+        result = next(leaves(instruction.shape))
+        shapes = operands[0].shape, operands[1].shape, result
+        return _convolution(instruction, *shapes), dtype
     if instruction.opcode == "custom-call":
         return _kernel_work(instruction, operands), dtype
     if instruction.opcode not in ("fusion", "async-start", "call"):
@@ -238,21 +240,21 @@ def _product(instruction: Any, left: Any, contracting: Sequence[int]) -> float:
     return 2.0 * math.prod(result.dimensions) * depth
 
 
-def _convolution(instruction: Any, left: Any, right: Any) -> float:
+def _convolution(instruction: Any, inputs: Any, kernel: Any, result: Any) -> float:
     """2 x output elements x input features x window positions that hit real input.
 
     TPUs write every matrix product as a convolution, batch dimensions as windows with
     padding or dilation, so positions that fall into padding or holes must not count.
     """
     numbers = instruction.convolution_dimensions
-    output = next(leaves(instruction.shape)).dimensions
-    features = right.shape.dimensions[numbers.kernel_input_feature]
+    output = result.dimensions
+    features = kernel.dimensions[numbers.kernel_input_feature]
     groups = max(instruction.batch_group_count, 1)
     total = 2.0 * output[numbers.output_batch] * output[numbers.output_feature]
     total *= features / groups
     for index, window in enumerate(instruction.window.dimensions):
         total *= _window_hits(
-            left.shape.dimensions[numbers.input_spatial[index]],
+            inputs.dimensions[numbers.input_spatial[index]],
             output[numbers.output_spatial[index]],
             window.size,
             max(window.stride, 1),
@@ -297,13 +299,26 @@ def _window_hits(
 
 
 def _kernel_work(instruction: Any, operands: Sequence[Any]) -> float:
-    """Work of a library call: cuBLAS products, and kernels that bring an estimate."""
+    """Work of a library call: cuBLAS and cuDNN, and kernels that bring an estimate.
+
+    cuDNN's convolutions name dimensions and windows as in the forward one, also where
+    they compute a gradient; that takes as many operations.
+    """
     target = instruction.custom_call_target
     if target.startswith("__cublas$"):
         numbers = config(instruction).get("gemm_backend_config", {})
         numbers = numbers.get("dot_dimension_numbers", {})
         contracting = [int(i) for i in numbers.get("lhs_contracting_dimensions", ())]
         return _product(instruction, operands[0], contracting)
+    if target.startswith("__cudnn$conv"):
+        first, second = (operand.shape for operand in operands[:2])
+        result = next(leaves(instruction.shape))
+        roles = {
+            "__cudnn$convBackwardInput": (result, second, first),
+            "__cudnn$convBackwardFilter": (first, result, second),
+        }
+        shapes = roles.get(target, (first, second, result))
+        return _convolution(instruction, *shapes)
     if target == "tpu_custom_call":
         estimate = config(instruction).get("custom_call_config", {})
         return float(estimate.get("cost_estimate", {}).get("flops", 0))

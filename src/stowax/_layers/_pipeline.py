@@ -70,6 +70,7 @@ def run_stack(
     linearize: Linearize,
     row_major: bool = False,
     as_written: bool = False,
+    segments: bool = False,
     label: bool = False,
     boundary: MutableMapping[str, Emission] | None = None,
 ) -> tuple[list[Any], list[Any], list[Any]]:
@@ -86,8 +87,10 @@ def run_stack(
     step, and `boundary` receives, under that equation's name, what is needed to emit
     the loop again with weights and gradients in host memory (see `Emission`).
     """
-    as_written = as_written and stack.separate
-    stack = dataclasses.replace(stack, row_major=row_major, as_written=as_written)
+    as_written = (as_written and stack.separate) or stack.segment
+    stack = dataclasses.replace(
+        stack, row_major=row_major, as_written=as_written, among_segments=segments
+    )
     split = stack.const_count, stack.const_count + stack.carry_count
 
     def by_kind(inputs: Sequence[Any]) -> tuple[Any, Any, Any]:

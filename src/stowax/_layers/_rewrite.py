@@ -21,11 +21,13 @@ from .. import _jax
 from .._jax_primitives import only_prints
 from .._jaxprs._jaxpr import Program, bind, evaluate, inline, spec_of, trace
 from .._jaxprs._repeats import Repeat, find_repeats
+from .._jaxprs._segments import find_segments
 from .._records._stages import Options
 from ._boundary import Boundary
 from ._calls import Call
 from ._linearize import Linearize, Linearized, linearizer
 from ._pipeline import Choose, Stack, run_stack
+from ._segment import segment_of
 
 
 class Rewriter:
@@ -55,7 +57,8 @@ class Rewriter:
     def run(self, call: Call) -> list[Any]:
         """The outputs of a call, its stacks run as `choose` says."""
         program = call.program(self.options.keep_checkpoint)
-        key = "units", self.options.keep_checkpoint, self.options.roll
+        options = self.options
+        key = "units", options.keep_checkpoint, options.roll, options.segments
         if key not in call.known:
             call.known[key] = _ordered_units(program, self.options)
         return run_call(
@@ -90,6 +93,7 @@ def run_call(
         linearize=linearize,
         row_major=options.row_major,
         as_written=options.as_written,
+        segments=options.segments,
         label=label,
         boundary=boundary,
     )
@@ -116,7 +120,8 @@ def _ordered_units(program: Program, options: Options) -> list[Any]:
     while True:
         stacks = _stack_units(program, repeats)
         try:
-            return _topological(program, stacks)
+            order = _topological(program, stacks)
+            return _in_segments(program, order) if options.segments else order
         except _Entangled as entangled:
             repeats = tuple(r for r in repeats if r is not entangled.repeat)
 
@@ -216,6 +221,77 @@ def _needs(program: Program, owner: Mapping[int, Any], unit: Any) -> list[Any]:
             if other is not unit and other not in needs:
                 needs.append(other)
     return needs
+
+
+def _in_segments(program: Program, order: list[Any]) -> list[Any]:
+    """The units with what stands between stacks cut into segments.
+
+    What has effects stands between segments, too: nothing of it runs twice.
+    """
+    order = _casts_late(program, order)
+    runs: list[list[int]] = [[]]
+    for unit in order:
+        single = isinstance(unit, int)
+        if single and not _jax.has_effects(program.nodes[unit].equation):
+            runs[-1].append(unit)
+        else:
+            runs.append([])
+    segments = find_segments(program, runs)
+    first = {s[0]: s for run in segments for s in run}
+    inside = {k for s in first.values() for k in s}
+    found, units = 0, []
+    for unit in order:
+        if isinstance(unit, int) and unit in first:
+            name = f"{program.fingerprint[:8]}.s{found}"
+            units.append(segment_of(program, name, first[unit]))
+            found += 1
+        elif not isinstance(unit, int) or unit not in inside:
+            units.append(unit)
+    return units
+
+
+def _casts_late(program: Program, order: list[Any]) -> list[Any]:
+    """The units in another order: casts of parameters come where they are read.
+
+    Written before the first layer, as `jax.tree.map` has them, they cross every cut.
+    """
+    made: set[int] = set()
+    early: dict[int, int] = {}
+    for unit in order:
+        if isinstance(unit, int):
+            node = program.nodes[unit]
+            own = all(i is None or i not in made or i in early for i in node.inputs)
+            if own and node.equation.primitive.name in _CASTS:
+                early |= dict.fromkeys(node.outputs, unit)
+            made.update(node.outputs)
+        else:
+            made.update(n for k in unit.positions for n in program.nodes[k].outputs)
+    placed: set[int] = set()
+    result: list[Any] = []
+
+    def place(position: int) -> None:
+        if position in placed:
+            return
+        placed.add(position)
+        for number in program.nodes[position].inputs:
+            if number in early:
+                place(early[number])
+        result.append(position)
+
+    for unit in order:
+        if isinstance(unit, int) and unit in early.values():
+            continue
+        for k in (unit,) if isinstance(unit, int) else unit.positions:
+            for number in program.nodes[k].inputs:
+                if number in early:
+                    place(early[number])
+        result.append(unit)
+    for position in early.values():  # what only results read
+        place(position)
+    return result
+
+
+_CASTS = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "transpose"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

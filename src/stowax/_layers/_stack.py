@@ -28,7 +28,9 @@ class Stack:
     array per layer (an unrolled model), others stacked along their first axis (a scan).
     `source` says where the user wrote it. With `row_major`, stored values lie in memory
     as their shapes say, whatever the compiler would like (see `lay_out`). Layers that
-    are `as_written` are no loop (see `_straight`).
+    are `as_written` are no loop (see `_straight`). A `segment` of straight-line code is
+    one layer written so, all inputs constants (see `_segment`); stacks of a step
+    that is cut into such are `among_segments`.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Stack:
     separate: bool = False
     row_major: bool = False
     as_written: bool = False
+    segment: bool = False
+    among_segments: bool = False
 
     def lay_out(self, value: Any) -> Any:
         """`value`, to be stored or just read, in the order in which it is stored.
@@ -68,6 +72,9 @@ Choose = Callable[[Stack, LinearizedBody], Stored]
 
 LOOP_SCOPE = "stowax.layers"
 """Named scope of every loop over layers."""
+
+BACKWARD_SCOPE = "stowax.backward"
+"""Beginning of the named scope of a backward pass of straight-line code in segments."""
 
 
 def scope_name(stack: str, position: int) -> str:

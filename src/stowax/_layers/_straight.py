@@ -19,7 +19,7 @@ import jax
 from .._jaxprs._jaxpr import evaluate
 from ._linearize import LinearizedBody
 from ._passes import Activity, Cotangents
-from ._stack import LOOP_SCOPE, Stack, Stored, scope_name, ways
+from ._stack import BACKWARD_SCOPE, LOOP_SCOPE, Stack, Stored, scope_name, ways
 
 Straight = list[dict[int, Any]]
 """What the forward pass leaves for the backward one: by layer, what is kept."""
@@ -52,6 +52,8 @@ def forward_straight(
     """The final carry, the per-layer outputs as a list each, and what is stored."""
     keep, *moving = ways(stored)
     assert not any(moving), "straight-line code keeps and recomputes only"
+    if stack.segment:  # what others read is at hand, whatever is decided
+        keep = list(dict.fromkeys([*keep, *body.output_numbers]))
     wanted = list(dict.fromkeys([*body.output_numbers, *keep]))
 
     def scope(position: int) -> Any:
@@ -89,7 +91,8 @@ def backward_straight(
     active = Activity(stack, body)
     ct_carry, ct_ys, totals = (list(part) for part in cotangents)
     made: list[list[Any]] = []
-    with jax.named_scope(LOOP_SCOPE):
+    scope = f"{LOOP_SCOPE}/{BACKWARD_SCOPE}.{stack.name}"
+    with jax.named_scope(scope if stack.among_segments else LOOP_SCOPE):
         for layer in reversed(range(stack.count)):
             inputs = enumerate(per_layer, start=stack.first_layer_input)
             at_hand = dict(enumerate(consts)) | {i: x[layer] for i, x in inputs}

@@ -88,6 +88,15 @@ def plan_as_code(record: PlanRecord) -> str:
 def _stack_code(
     stack: StackRecord, decisions: Sequence[DecisionRecord], taken: set[str]
 ) -> str:
+    if stack.segment:
+        what = f"# Straight-line code from {_one_line(stack.source)} on"
+        if all(d.decision == "keep" for d in decisions):
+            return f"{what}: everything is kept.\n"
+        again = sum(d.decision == "recompute" for d in decisions)
+        return (
+            f"{what}: {again} of {len(decisions)} values are computed\n"
+            "# again. Wrap the blocks in it that make them in jax.checkpoint.\n"
+        )
     place = _unique(_identifier(_place(stack.source)), taken)
     kind = "a loop in Python" if stack.unrolled else "a scan"
     head = f"# {stack.count} layers, {kind}, at {_one_line(stack.source)}\n#\n"

@@ -20,6 +20,11 @@ def _nothing(_body: Body, _value: Value) -> bool:
     return False
 
 
+def _read(_body: Body, value: Value) -> bool:
+    """Whether the backward pass reads it, or computes it where it is read."""
+    return value.needed or (value.virtual and "keep" in value.allowed)
+
+
 def _cannot_be_recomputed(body: Body, value: Value) -> bool:
     return cannot_run_again(body, value) is not None
 
@@ -69,7 +74,7 @@ def baselines(problem: Problem) -> dict[str, Decisions]:
         return body.phase == "update"
 
     found = {
-        "keep all": named(problem, keep=lambda body, value: value.needed),
+        "keep all": named(problem, keep=_read),
         "recompute all": named(problem),
         "offload layer inputs": named(problem, offload=is_input),
     }
@@ -117,7 +122,7 @@ def tidy(
         "recompute"
         if i in recomputed
         else decision
-        if decision in STORED and i in read
+        if decision in STORED and (i in read or body.values[i].virtual)
         else None
         for i, decision in enumerate(chosen)
     )

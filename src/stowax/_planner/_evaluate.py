@@ -24,6 +24,8 @@ host's processor updates (`Body.host_updates`): its bytes are not in U.
 With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima become sums.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .._errors import ArgumentError
@@ -42,7 +44,7 @@ STORED = ("keep", "offload")
 
 
 def recomputed_values(
-    body: Body, decisions: tuple[Decision | None, ...]
+    body: Body, decisions: Sequence[Decision | None]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The values that must be computed again in the backward pass, and what is read.
 

@@ -48,10 +48,14 @@ def body_table(body: Body) -> BodyTable:
         (np.ones(len(rows)), (rows, columns)),
         shape=(len(body.points), len(body.values)),
     )
-    kept = [body.count * value.bytes + value.keep_more for value in body.values]
+    sizes = [0 if value.virtual else value.bytes for value in body.values]
+    kept = [
+        body.count * size + value.keep_more
+        for size, value in zip(sizes, body.values, strict=True)
+    ]
     return BodyTable(
         body=body,
-        bytes=np.array([value.bytes for value in body.values], dtype=np.float64),
+        bytes=np.array(sizes, dtype=np.float64),
         kept=np.array(kept, dtype=np.float64),
         offloaded=np.array([v.offload_more for v in body.values], dtype=np.float64),
         live=live,

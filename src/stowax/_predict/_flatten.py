@@ -15,8 +15,12 @@ from .._hlo._host_calls import is_inside_update, leaves_in_scope
 from .._records._lowered import Graph, Region, TensorOperation, TensorValue
 
 # Results are their operands, in order.
+_SEGMENT = "stowax.backward."
+"""Part of the scope of a backward pass in segments (`_layers._stack`)."""
+
+_BARRIER = "stablehlo.optimization_barrier"
 _RENAMING = {
-    "stablehlo.optimization_barrier",
+    _BARRIER,
     "stablehlo.reshape",
     "sdy.sharding_group",
 }
@@ -85,11 +89,16 @@ def reads(node: Node) -> Iterator[int]:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Flat:
-    """The nest: entry block, values by number, and which of them are on the host."""
+    """The nest: entry block, values by number, and which of them are on the host.
+
+    `barred` are those that stand behind a barrier of a segment: the compiler looks
+    through none, so they are arrays.
+    """
 
     entry: Block
     values: dict[int, TensorValue]
     host: set[int]
+    barred: set[int]
     axis_sizes: dict[str, int]
 
 
@@ -103,6 +112,7 @@ def flatten(graph: Graph) -> Flat:
         entry=entry,
         values=flattener.values,
         host=host,
+        barred=flattener.barred,
         axis_sizes=dict(graph.axis_sizes),
     )
 
@@ -119,6 +129,7 @@ class _Flattener:
         # Pairs of values that are in the same memory, and values placed by the program.
         self.together: list[tuple[int, int]] = []
         self.placed: dict[int, str] = {}
+        self.barred: set[int] = set()
         self.on_host = False  # inside of what the host's processor computes
         self.calls: list[TensorOperation] = []
         self.within = ""  # their scopes
@@ -163,6 +174,8 @@ class _Flattener:
             self.on_host = outside
             self.rename(operation, [inner[n] for n in inlined.results], names)
         elif self.renames(operation, operands):
+            if operation.name == _BARRIER and _SEGMENT in operation.scope:
+                self.barred.update(operands)
             self.rename(operation, operands, names)
         elif operation.name in _LOOPS:
             self.loop(operation, operands, names, nodes)

@@ -244,7 +244,7 @@ class Fusion:
             return False
         (result,) = node.results
         users = self.users.get(result, [])
-        if self.end in users:
+        if self.end in users or result in self.flat.barred:
             return False
         readers = [self.nodes[t] for t in users]
         if short in ELEMENTWISE | MOVING:

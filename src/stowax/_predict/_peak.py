@@ -8,9 +8,10 @@ Nothing is compiled: so it is there for programs, too, that a compiler refuses.
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
 
 from .._records._lowered import Graph, TensorValue
-from .._records._peak import MemoryPeak, PeakArray, PeakRole
+from .._records._peak import PEAK_ROLES, MemoryPeak, PeakArray, PeakRole
 from .._records._scopes import phase_of
 from ._flatten import Node
 from ._fusion import short_name
@@ -64,9 +65,10 @@ def predict_peak(
     walk, aliases = entry_of(graph, platform)
     entry, flat = walk.block, walk.flat
     names = dict(zip(entry.arguments, graph.argument_names, strict=False))
-    given = {
-        n: (roles or {}).get(names.get(n, ""), "argument") for n in entry.arguments
-    }
+    given: dict[int, PeakRole] = {}
+    for n in entry.arguments:
+        role = (roles or {}).get(names.get(n, ""))
+        given[n] = cast("PeakRole", role) if role in PEAK_ROLES else "argument"
     maker = _Maker(walk, Roles(flat, given, names, layers), platform)
     found = [
         maker.array(n, given[n], names.get(n, ""), "")

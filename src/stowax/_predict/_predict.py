@@ -19,7 +19,8 @@ two within a quarter of each other on training steps of several kinds.
 
 import dataclasses
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from .._records._lowered import Graph
 from ._flatten import Block, Flat, Node, flatten
@@ -32,7 +33,8 @@ class MemoryPrediction:
     """Bytes per device, of device and of host memory, as XLA's own figures are split.
 
     `temp` is the larger of `layers_temp`, up to the end of the last loop over layers,
-    and `update_temp`, after it; without such loops all three are one.
+    and `update_temp`, after it; without such loops all three are one. `temps` has the
+    largest by named scope, of those that were asked for.
     """
 
     device_total: int
@@ -43,16 +45,21 @@ class MemoryPrediction:
     temp: int
     layers_temp: int
     update_temp: int
+    temps: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def predict_memory(
-    graph: Graph, platform: str, layers: str | None = None
+    graph: Graph,
+    platform: str,
+    layers: str | None = None,
+    scopes: re.Pattern[str] | None = None,
 ) -> MemoryPrediction:
     """The memory that the program will need when it is compiled.
 
     **Arguments:** `graph` from `_mlir.read_graph`; `platform` is `"tpu"`, `"gpu"` or
     `"cpu"`, whose compilers fuse differently (see `Rules`); `layers` is the named scope
-    that layers are under.
+    that layers are under; `scopes` meets those of which `temps` is wanted, in its first
+    group.
     """
     entry_walk, aliases = entry_of(graph, platform)
     flat, rules, entry = entry_walk.flat, entry_walk.rules, entry_walk.block
@@ -88,7 +95,19 @@ def predict_memory(
         temp=temp,
         layers_temp=layers_temp,
         update_temp=update_temp,
+        temps=_by_scope(entry, entry_walk.alive, scopes) if scopes else {},
     )
+
+
+def _by_scope(
+    block: Block, alive: Sequence[int], scopes: re.Pattern[str]
+) -> dict[str, int]:
+    """The most that is alive while operations under each scope run."""
+    found: dict[str, int] = {}
+    for node, mine in zip(block.nodes, alive, strict=True):
+        if match := scopes.search(node.scope):
+            found[match[1]] = max(found.get(match[1], 0), mine)
+    return found
 
 
 def entry_of(graph: Graph, platform: str) -> tuple[BlockWalk, dict[int, int]]:

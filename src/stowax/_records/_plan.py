@@ -64,7 +64,8 @@ class StackRecord:
 
     `fingerprint` is a digest of `outline`, the body's operations one a line: what a
     step is known by. The outline of a body that runs as it is written is empty. Seconds
-    are of one layer; a window used is the part of them that copies take.
+    are of one layer; a window used is the part of them that copies take. A `segment` is
+    straight-line code between layers, which runs once.
     """
 
     name: str
@@ -77,6 +78,7 @@ class StackRecord:
     forward_window_used: float
     backward_window_used: float
     outline: tuple[str, ...] = ()
+    segment: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,9 @@ class Value:
     State in host memory crosses the link where it is used: `update_in` and `update_out`
     bytes at the update, and what `passages` say while layers run. `stays` says why it
     cannot be offloaded, where more is known than its type and size say.
+
+    A `virtual` value takes no memory in straight-line code: the compiler computes it
+    where it is read. What it is computed from is `needed` in its place.
     """
 
     index: int
@@ -94,6 +97,7 @@ class Value:
     update_out: int = 0
     passages: tuple[Passage, ...] = ()
     stays: str = ""
+    virtual: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,13 +224,15 @@ class Options:
 
     `keep_checkpoint` leaves the user's own `jax.checkpoint` calls inside repeated
     bodies as they are; `roll` looks for the repeating blocks of unrolled loops, which
-    become loops unless they run `as_written`; `row_major` fixes how stored values lie
-    in memory (see `_stack.Stack.lay_out`).
+    become loops unless they run `as_written`; what stands outside of repeated bodies is
+    planned in `segments` (see `_layers._segment`); `row_major` fixes how stored values
+    lie in memory (see `_stack.Stack.lay_out`).
     """
 
     keep_checkpoint: bool = False
     roll: bool = True
     as_written: bool = False
+    segments: bool = False
     row_major: bool = False
 
 

@@ -140,7 +140,9 @@ class Correction:
                 self.spread.everywhere * self.scale,
                 self.spread.offloading * self.scale * offloads,
                 *(
-                    self.spread.stored * body.count * value.bytes * (decision == way)
+                    self.spread.stored
+                    * (0 if value.virtual else body.count * value.bytes)
+                    * (decision == way)
                     for body, chosen in zip(self.bodies, decisions, strict=True)
                     for value, decision in zip(body.values, chosen, strict=True)
                     for way in WAYS

@@ -113,7 +113,8 @@ class Proposer:
             margin = margin + missed // 2 if missed > 0 or again else 0
             room = known - space.memory.expected(solution.decisions) + margin
         found = self._fastest(space, target, caution) or self.least(space)
-        return self._left_alone(found, target, caution) if space.as_written else found
+        straight = all(not body.in_loop for body in space.layers)
+        return self._left_alone(found, target, caution) if straight else found
 
     def _left_alone(self, found: Proposal, target: int, caution: float) -> Proposal:
         """The same state, and layers as they are, where that fits and isn't beaten.

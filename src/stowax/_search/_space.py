@@ -22,7 +22,8 @@ from .._survey._asked import Asked
 from .._survey._held import holding
 from .._survey._options import wants_row_major
 from .._survey._preferences import Preferences
-from .._survey._survey import Survey, take_survey
+from .._survey._survey import Survey
+from .._survey._take import take_survey
 from .._trial._compiled import Measured
 from ._correction import Memory, Stalls, stalled
 
@@ -64,6 +65,11 @@ class Space:
     def as_written(self) -> bool:
         """Whether the layers of a Python loop run as they are written."""
         return self.survey.options.as_written
+
+    @property
+    def layers(self) -> list[Body]:
+        """The bodies that are no state."""
+        return [body for body in self.survey.bodies if body.phase == "layers"]
 
     @property
     def remat(self) -> bool:

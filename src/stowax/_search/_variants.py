@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 import jax
 
+from .._records._stages import Options
 from .._state._shards import device_bytes
 from .._state._state import search_state
 from .._step._trace import trace_step
-from .._survey._survey import predict, take_survey
+from .._survey._survey import Survey, predict
+from .._survey._take import take_survey
 from .._trial._compiled import compile_and_read, outcome
 from .._update._blocks import BlockSize
 from ._space import Attempt, Space, new_space, rolled_space
@@ -23,6 +25,9 @@ _DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
 Measured on the models of the benchmarks and of the tutorial: scans by 8 %, unrolled
 loops by up to 31 %. A compile that is not needed costs less than a plan that is not.
 """
+
+_PART = 0.1
+"""Part of what backward passes read that is worth planning outside of layers."""
 
 _FINER = 16
 """Where nothing fits, arrays so many times smaller may be offloaded."""
@@ -98,29 +103,53 @@ def _returned(space: Space) -> int:
 
 
 def as_written(rolled: Space, budget: int) -> Space | None:
-    """Layers of a Python loop as they are, each value of them kept or recomputed.
+    """Layers of a Python loop, and straight-line code, as they are.
 
-    What can leave is optimizer state: in straight-line code XLA drops other copies. But
-    no weights are picked for one layer at a time, no gradients stacked, and the
-    compiler fuses across layers. Not where more is wanted, and not on a CPU, whose
-    compiler looks through the barriers.
+    Each value of them is kept or recomputed. What can leave is optimizer state: in
+    straight-line code XLA drops other copies. But no weights are picked for one layer
+    at a time, no gradients stacked, and the compiler fuses across layers. Straight-line
+    code is planned in segments where it holds a part of what backward passes read. Not
+    where more is wanted, and not on a CPU, whose compiler looks through the barriers.
     """
-    own = rolled.survey
-    if own.target.platform == "cpu" or not is_straight(rolled):
+    own, unrolled = rolled.survey, is_straight(rolled)
+    if own.target.platform == "cpu" or (unrolled and _wants_a_loop(rolled)):
         return None
-    if _wants_a_loop(rolled):
-        return None
-    options = dataclasses.replace(own.options, as_written=True)
-    step = trace_step(own.step.recording, own.specs, options)
-    free = take_survey(
-        own.function, own.specs, step, own.target, options, own.least_bytes
-    )
+    options = dataclasses.replace(own.options, as_written=unrolled, segments=True)
+    free = _surveyed(own, options)
+    name = "straight-line code in segments"
+    if free.step.recording.left != own.step.recording.left:
+        return None  # it could not be read so
+    if _held_by_segments(free) < _PART:
+        if not unrolled:
+            return None
+        name = "layers as they are written"
+        free = _surveyed(own, dataclasses.replace(options, segments=False))
     if not free.bodies:
         return None
-    space = new_space("layers as they are written", rolled.asked, budget, free)
+    space = new_space(name, rolled.asked, budget, free)
     known = rolled.asked.written
     space.memory.plain = sum(a.measured.excess for a in known.values())
     return space
+
+
+def _surveyed(own: Survey, options: Options) -> Survey:
+    """A step surveyed anew, to be read in another way."""
+    step = trace_step(own.step.recording, own.specs, options)
+    return take_survey(
+        own.function, own.specs, step, own.target, options, own.least_bytes
+    )
+
+
+def _held_by_segments(survey: Survey) -> float:
+    """Part of what backward passes read that stands outside of repeated layers."""
+    stacks = survey.step.stacks
+    whole, mine = 0, 0
+    for body in survey.bodies:
+        if body.phase == "layers":
+            read = sum(v.bytes for v in body.values if v.needed and not v.available)
+            whole += read * body.count
+            mine += read * stacks[body.name].stack.segment
+    return mine / whole if whole else 0.0
 
 
 def _wants_a_loop(rolled: Space) -> bool:

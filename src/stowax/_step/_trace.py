@@ -80,10 +80,14 @@ def available(stack: Stack, body: LinearizedBody) -> frozenset[int]:
     """Values that the backward pass has at hand anyway.
 
     Constants, weights, and what depends on constants alone (masks, tables of angles):
-    that is the same in every layer, and XLA computes it once, outside of the loop.
+    that is the same in every layer, and XLA computes it once, outside of the loop. Of a
+    segment all that it reads, and what others read of it.
     """
     program = body.forward
     first = program.input_count
+    if stack.segment:
+        given = range(first + program.const_count)
+        return frozenset({*given, *body.output_numbers})
     invariant = {
         *range(stack.const_count),
         *range(first, first + program.const_count),

@@ -8,7 +8,7 @@ cost more than their bytes say (and some TPU copies refuse them).
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import _jax
@@ -16,6 +16,7 @@ from .._cost._record import bytes_of
 from .._cost._rules import rule_of
 from .._jaxprs._jaxpr import Program, is_float
 from .._layers._stack import scope_name
+from .._planner import recomputed_values
 from .._records._stages import Body, Decision, Operation, Point, Value
 from .._step._trace import TracedStack, available
 
@@ -58,16 +59,19 @@ def make_body(
     platform: str,
     least_bytes: int,
     points: tuple[Point, ...],
+    virtual: frozenset[int] = frozenset(),
 ) -> Body:
     """The planner's record of one stack.
 
     **Arguments:** `placements` per value number (missing: whole on every device).
     Values under `least_bytes` are not offloaded, and none for the `platform` "cpu":
-    its backend books no host memory, moving a value would save nothing.
+    its backend books no host memory, moving a value would save nothing. `virtual`
+    values are no arrays (see `Value`).
     """
     stack, program = traced.stack, traced.body.forward
     at_hand = available(stack, traced.body)
-    needed = frozenset(traced.body.residuals)
+    read = frozenset(traced.body.residuals)
+    needed = _real(program, read, virtual)
     names = _names(program)
     values = []
     for index, aval in enumerate(program.avals):
@@ -76,6 +80,8 @@ def make_body(
         allowed: set[Decision] = {"keep", "offload", "recompute"}
         if operation is None or _jax.has_effects(program.nodes[operation].equation):
             allowed.discard("recompute")
+        if index in virtual:
+            allowed &= {"recompute", "keep"} if index in read else {"recompute"}
         large = len(aval.shape) >= 2 and placement.bytes >= least_bytes
         travels = platform != "cpu" and is_float(aval) and not stack.as_written
         if not (travels and large):
@@ -92,6 +98,7 @@ def make_body(
             available=index in at_hand,
             needed=index in needed,
             allowed=frozenset(allowed),
+            virtual=index in virtual,
         )
         values.append(value)
     operations = tuple(
@@ -101,7 +108,9 @@ def make_body(
             source=_source(node.equation),
             inputs=tuple(dict.fromkeys(i for i in node.inputs if i is not None)),
             outputs=node.outputs,
-            seconds=_again(node.equation, platform) * costs.operations[k][0],
+            seconds=0.0
+            if virtual.issuperset(node.outputs)
+            else _again(node.equation, platform) * costs.operations[k][0],
             priced=costs.operations[k][1],
             repeatable=not _jax.has_effects(node.equation),
         )
@@ -116,6 +125,42 @@ def make_body(
         backward_seconds=costs.backward_seconds,
         points=points,
         in_loop=not stack.as_written,
+    )
+
+
+def _real(
+    program: Program, read: Iterable[int], virtual: frozenset[int]
+) -> frozenset[int]:
+    """The values that `read` are or, where these are virtual, are computed from."""
+    found: set[int] = set()
+    waiting, seen = [*read], set()
+    while waiting:
+        number = waiting.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        if number in virtual:
+            node = program.nodes[program.maker[number]]
+            waiting += [i for i in node.inputs if i is not None]
+        else:
+            found.add(number)
+    return frozenset(found)
+
+
+def kept_in_name(
+    body: Body, chosen: Sequence[Decision | None]
+) -> tuple[Decision | None, ...]:
+    """`chosen`, with what is virtual kept where nothing real is computed again.
+
+    It stands behind no barrier then, and the compiler does with straight-line code what
+    it does with the step as it is written.
+    """
+    again, _ = recomputed_values(body, chosen)
+    if not again or not all(body.values[i].virtual for i in again):
+        return tuple(chosen)
+    return tuple(
+        "keep" if value.virtual and "keep" in value.allowed else mine
+        for value, mine in zip(body.values, chosen, strict=True)
     )
 
 
@@ -197,6 +242,22 @@ def placed_values(
             if isinstance(output, int) and output in placed:
                 placed[number] = placed[output]
     return placed
+
+
+def virtual_values(traced: TracedStack, scopes: Mapping[str, bool]) -> frozenset[int]:
+    """The values of a body that are no arrays; `scopes` are `virtual_scopes`.
+
+    An operation of which nothing is left changes a shape, or a name.
+    """
+    program, stack = traced.body.forward, traced.stack
+    return frozenset(
+        number
+        for position, node in enumerate(program.nodes)
+        for number in node.outputs
+        if len(node.outputs) == 1
+        and not _jax.has_effects(node.equation)
+        and scopes.get(scope_name(stack.name, position), True)
+    )
 
 
 def _hand_on(program: Program, placed: dict[int, Placement]) -> None:

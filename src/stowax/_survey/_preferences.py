@@ -98,10 +98,7 @@ class Preferences:
         """
         found = []
         for body in bodies:
-            values = [
-                dataclasses.replace(value, allowed=self.allow(value))
-                for value in body.values
-            ]
+            values = [self._narrowed(value) for value in body.values]
             parts = [
                 part
                 for part in body.host_updates
@@ -113,6 +110,15 @@ class Preferences:
                 )
             )
         return tuple(self._started_from(body) for body in found)
+
+    def _narrowed(self, value: Value) -> Value:
+        """The value with what is open for it; one pinned to be kept is an array."""
+        allowed = self.allow(value)
+        if value.virtual and allowed == {"keep"} and self._pin_of(value):
+            return dataclasses.replace(
+                value, allowed=allowed, virtual=False, needed=True
+            )
+        return dataclasses.replace(value, allowed=allowed)
 
     def _started_from(self, body: Body) -> Body:
         unread = {rule for rule in self._rules if self._is_unread(rule)}

@@ -1,12 +1,11 @@
-"""What the planner needs to know about a step on a target: bytes, seconds, reserves.
+"""A step on a target, ready to be planned, and its programs.
 
-Bytes per device of every candidate come from Shardy's own propagation over the lowered
-step (each operation of a body is lowered under a named scope of its own), seconds from
-the cost rules. What the step needs besides stored values comes from predicting the
-memory of a program that is never compiled: the one that stores everything.
+`_take` finds what is in it. Here it answers: the planner's question, the step under
+decisions, and what a lowered program should need.
 """
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,11 +13,8 @@ from typing import Any
 import jax
 
 from .. import _mlir
-from .._cost._cost import cost_of_jaxpr, operation_seconds, program_seconds
-from .._layers._stack import LOOP_SCOPE
-from .._planner import baselines
+from .._layers._stack import BACKWARD_SCOPE, LOOP_SCOPE
 from .._predict._predict import MemoryPrediction, predict_memory
-from .._records._lowered import shards_by_scope
 from .._records._plan import ArgumentRecord, Streaming
 from .._records._stages import (
     OFFLOAD_LEAST_BYTES,
@@ -31,17 +27,17 @@ from .._records._stages import (
     updated_on_host,
 )
 from .._state._shards import partition_of, shard_shape
-from .._state._state import State, find_state, search_state
-from .._state._stays import Staying, find_staying
+from .._state._state import State
+from .._state._stays import Staying
 from .._state._stream import hosted_of
-from .._step._trace import Step, TracedStack, store_all
+from .._step._trace import Step
 from .._target._compiled import LoweredProgram
 from .._target._machine import Target
 from .._target._specs import put_in_host_memory
 from ._apply import StackPlan, StepPlan, apply_decisions
-from ._candidates import BodyCosts, Placement, finest_shards, make_body, placed_values
-from ._held import holding_if_ordered
-from ._storing import with_storing
+from ._candidates import (
+    kept_in_name,
+)
 from ._travel import ways_to_store
 
 
@@ -52,7 +48,8 @@ class Survey:
     `bodies` are the layers' in forward order, before them the state's, if there is one
     (`state.body`); `staying` is state that is no candidate. `reserved_bytes` is what
     the layers need besides stored values, by the prediction for a program that stores
-    everything, `update_reserved_bytes` what the step needs after them.
+    everything, `update_reserved_bytes` what the step needs after them, and
+    `straight_reserves` what backward passes of straight-line code need.
     With `donates`, buffers of the state are overwritten by its new values.
     `refused` has what stays on the device since the compiler refused it. Arrays under
     `least_bytes` stay on the device. With `tight`, gradients are written to host memory
@@ -70,6 +67,7 @@ class Survey:
     reserved_bytes: int
     update_reserved_bytes: int
     unpriced: tuple[str, ...]
+    straight_reserves: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refused: tuple[str, ...] = ()
     state: State | None = None
     staying: tuple[Staying, ...] = ()
@@ -87,11 +85,17 @@ class Survey:
         the update nothing is added to the state but what was predicted.
         """
         reserved = self.reserved_bytes + correction
+
+        def points(body: Body) -> Point:
+            mine = self.straight_reserves.get(body.name, self.reserved_bytes)
+            live = read_in_backward(body)
+            return Point(reserved_bytes=mine + correction, live=live)
+
         at_update = self.update_reserved_bytes + max(correction, 0)
         bodies = tuple(
             dataclasses.replace(
                 body,
-                points=(Point(reserved_bytes=reserved, live=_read_in_backward(body)),)
+                points=(points(body),)
                 if body.phase == "layers"
                 else (Point(reserved_bytes=at_update, live=()),),
             )
@@ -113,9 +117,10 @@ class Survey:
             if body.phase == "update":
                 continue
             traced = self.step.stacks[body.name]
+            mine = kept_in_name(body, chosen) if traced.stack.segment else chosen
             plans[body.name] = StackPlan(
                 fingerprint=traced.body.forward.fingerprint,
-                stored=ways_to_store(body, chosen, self.target.link, tight=self.tight),
+                stored=ways_to_store(body, mine, self.target.link, tight=self.tight),
             )
         arguments, streaming = self.arguments(decisions), self.streaming(decisions)
         hosted = hosted_of(arguments, streaming, self.target.platform)
@@ -191,71 +196,17 @@ class Survey:
             return self.target.lower(jitted, *specs)
 
 
-def take_survey(
-    function: Callable[..., Any],
-    specs: tuple[Any, ...],
-    step: Step,
-    target: Target,
-    options: Options,
-    least_bytes: int = OFFLOAD_LEAST_BYTES,
-    *,
-    gradients_on_host: bool = False,
-) -> Survey:
-    """Finds bytes and seconds of everything that a plan for `step` decides on.
-
-    Arrays under `least_bytes` stay on the device. `gradients_on_host`: see `Survey`.
-    """
-    blank = Survey(
-        function=function,
-        specs=specs,
-        step=step,
-        target=target,
-        options=options,
-        bodies=(),
-        other_seconds=0.0,
-        reserved_bytes=0,
-        update_reserved_bytes=0,
-        unpriced=(),
-        least_bytes=least_bytes,
-        gradients_on_host=gradients_on_host,
-    )
-    placements = _placements(blank)
-    layers = tuple(
-        _body(traced, target, placements[name], least_bytes)
-        for name, traced in step.stacks.items()
-    )
-    leaves = jax.tree.leaves(specs)
-    returned = gradients_on_host
-    searched = search_state(step, leaves, target, least_bytes, returned=returned)
-    state = find_state(step, leaves, target, searched, least_bytes, returned=returned)
-    bodies, refused = holding_if_ordered(
-        (state.body, *layers) if state else layers, step.recording.jaxpr
-    )
-    total = program_seconds(step.jaxpr, target.chip, shards=finest_shards(placements))
-    inside = sum(
-        b.count * (b.forward_seconds + b.backward_seconds + _all_stored(step, b))
-        for b in layers
-    )
-    inside += state.body.backward_seconds if state else 0.0
-    survey = dataclasses.replace(
-        blank,
-        bodies=bodies,
-        refused=refused,
-        state=state,
-        staying=find_staying(step, leaves, target, searched, state, least_bytes),
-        other_seconds=max(0.0, total - inside),
-        unpriced=cost_of_jaxpr(step.jaxpr).unpriced,
-    )
-    return _with_reserves(survey)
-
-
 def predict(
     survey: Survey, plan: StepPlan | None, *, donate: bool = True
 ) -> tuple[LoweredProgram, MemoryPrediction]:
     """The lowered program of the step under `plan`, and its predicted memory."""
     lowered = survey.lower(plan, donate=donate)
     graph = _mlir.read_graph(lowered.compiler_ir())
-    return lowered, predict_memory(graph, survey.target.platform, LOOP_SCOPE)
+    platform = survey.target.platform
+    return lowered, predict_memory(graph, platform, LOOP_SCOPE, _BACKWARD)
+
+
+_BACKWARD = re.compile(re.escape(BACKWARD_SCOPE) + r"\.([^/()\"\s]+)")
 
 
 def stored_bytes(
@@ -270,92 +221,6 @@ def stored_bytes(
     )
 
 
-def _all_stored(step: Step, body: Body) -> float:
-    """Seconds of storing in the step as it was traced, which keeps everything."""
-    traced = step.stacks[body.name]
-    if not body.in_loop:  # operations write what they make, as their prices say
-        return 0.0
-    return sum(
-        body.values[i].keep_seconds for i in store_all(traced.stack, traced.body)
-    )
-
-
-def _read_in_backward(body: Body) -> tuple[int, ...]:
+def read_in_backward(body: Body) -> tuple[int, ...]:
     """Values that take working memory in the backward pass unless they are stored."""
     return tuple(v.index for v in body.values if v.needed and not v.available)
-
-
-def _with_reserves(survey: Survey) -> Survey:
-    """Reserves, from the predicted memory of the program that stores everything."""
-    if not survey.bodies:
-        _, plain = predict(survey, None)
-        return _reserving(survey, plain.device_total, plain.device_total)
-    problem = survey.problem(survey.target.device_bytes, survey.target.host_bytes)
-    everything = baselines(problem)["keep all"]
-    _, whole = predict(survey, survey.step_plan(everything))
-    outside = whole.device_total - whole.temp
-    layers, update = outside + whole.layers_temp, outside + whole.update_temp
-    if survey.state is None:
-        layers = update = whole.device_total
-    stored = stored_bytes(survey.bodies, everything)
-    # Gradients that are the state's are in its bytes, and there at the update.
-    state = stored_bytes(survey.bodies[:1], everything[:1]) if survey.state else 0
-    return _reserving(survey, layers - stored, update - state)
-
-
-def _reserving(survey: Survey, layers: int, update: int) -> Survey:
-    return dataclasses.replace(
-        survey, reserved_bytes=layers, update_reserved_bytes=update
-    )
-
-
-def _placements(survey: Survey) -> dict[str, dict[int, Placement]]:
-    """Bytes per device of every value of every body, where the step is sharded."""
-    stacks = survey.step.stacks
-    if not stacks or not any(_spread(a.spec) for a in survey.step.arguments):
-        return {name: {} for name in stacks}
-    plans = {
-        name: StackPlan(
-            fingerprint=traced.body.forward.fingerprint,
-            stored=store_all(traced.stack, traced.body),
-        )
-        for name, traced in stacks.items()
-    }
-    lowered = survey.lower(StepPlan(stacks=plans), label=True)
-    graph = _mlir.read_graph(lowered.compiler_ir())
-    scopes = shards_by_scope(graph, "stowax.value.")
-    return {name: placed_values(traced, scopes) for name, traced in stacks.items()}
-
-
-def _spread(spec: Any) -> bool:
-    sharding = spec.sharding
-    return sharding is not None and len(sharding.device_set) > 1
-
-
-def _body(
-    traced: TracedStack,
-    target: Target,
-    placements: Mapping[int, Placement],
-    least_bytes: int,
-) -> Body:
-    program, chip = traced.body.forward, target.chip
-
-    def shards_of(number: int) -> int:
-        return placements[number].shards if number in placements else 1
-
-    finest = max((p.shards for p in placements.values()), default=1)
-    backward = traced.body.backward
-    costs = BodyCosts(
-        operations=tuple(operation_seconds(program, chip, shards_of)),
-        backward_seconds=program_seconds(backward, chip, shards=finest),
-        unpriced=cost_of_jaxpr(backward).unpriced,
-    )
-    body = make_body(
-        traced,
-        placements,
-        costs,
-        platform=target.platform,
-        points=(),
-        least_bytes=least_bytes,
-    )
-    return with_storing(body, target)

@@ -14,6 +14,9 @@ from .._records._plan import DecisionRecord, PlanRecord, StackRecord
 from .._units import format_bytes, format_ratio, format_seconds
 from ._layout import count_of, cut, lines_of, short_source, table
 
+_SEGMENTS = "segments"
+"""Stands for the names of all segments: they are one block of the text."""
+
 _LEAST_GROUPS = 3  # shown per stack, however little room there is: one per decision
 _WIDE = 110  # from here on a decision and its reason share a line
 
@@ -44,14 +47,19 @@ def decision_lines(record: PlanRecord, width: int, room: int) -> list[str]:
             f"reads stay on the device ({format_bytes(kept)}).",
             width,
         )
-    names = list(dict.fromkeys(d.stack for d in record.decisions))
     stacks = {stack.name: stack for stack in record.program.stacks}
+    segments = [stack for stack in record.program.stacks if stack.segment]
+    inside = {stack.name: _SEGMENTS for stack in segments}
+    names = list(dict.fromkeys(inside.get(d.stack, d.stack) for d in record.decisions))
     titles = stack_titles(record)
     lines: list[str] = []
     for position, name in enumerate(names):
-        values = [d for d in record.decisions if d.stack == name]
+        values = [d for d in record.decisions if inside.get(d.stack, d.stack) == name]
         lines += [""] if lines else []
-        lines += _stack_header(titles.get(name, name), stacks.get(name), width)
+        if name == _SEGMENTS:
+            lines += _segments_header(segments, width)
+        else:
+            lines += _stack_header(titles.get(name, name), stacks.get(name), width)
         left = (room - len(lines)) // (len(names) - position)
         lines += _stack_groups(values, left, width)
     return lines
@@ -90,6 +98,16 @@ def _stack_header(title: str, stack: StackRecord | None, width: int) -> list[str
         return [f"{head}; {times}"]
     wrapped = textwrap.wrap(times, width, initial_indent="  ", subsequent_indent="    ")
     return [*lines_of(head, width), *wrapped]
+
+
+def _segments_header(segments: Sequence[StackRecord], width: int) -> list[str]:
+    forward = format_seconds(sum(stack.forward_seconds for stack in segments))
+    backward = format_seconds(sum(stack.backward_seconds for stack in segments))
+    return lines_of(
+        f"straight-line code, {count_of(len(segments), 'segment')}; "
+        f"forward {forward}, backward {backward}",
+        width,
+    )
 
 
 def _filled(window_used: float) -> str:

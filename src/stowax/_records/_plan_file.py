@@ -107,7 +107,8 @@ def _check_decisions(plan: PlanRecord) -> None:
         if (decision.stack, decision.value) in seen:
             raise NotSuchARecord(f"{at} is the second of value {decision.value}")
         seen.add((decision.stack, decision.value))
-    if plan.decisions and not program.rewritten:
+    of_layers = any(decision.stack != STATE for decision in plan.decisions)
+    if of_layers and not program.rewritten:
         raise NotSuchARecord("program.rewritten is False, and there are decisions")
     moved = any(d.stack == STATE and d.decision == "offload" for d in plan.decisions)
     hosted = any(a.memory_kind != "device" for a in program.arguments)

@@ -169,8 +169,7 @@ def test_a_model_without_layers_fits_in_part_of_its_memory(target, percent):
 def test_the_plan_says_what_it_did():
     found = planned(target="h200", budget=planned(target="h200").device_bytes * 6 // 10)
     assert all(stack.segment and stack.count == 1 for stack in found.program.stacks)
-    text = found.report(width=80) if hasattr(found, "report") else str(found)
-    assert "straight-line code, " in text
+    assert "straight-line code, " in str(found)
     assert any("outside of layers is planned in" in n for n in found.proof.notes)
     assert "Straight-line code from " in found.as_code()
 

@@ -8,7 +8,7 @@ import stowax
 from planned_models import spec, target_or_skip
 from stowax._records._stages import Options
 from stowax._step._trace import trace_step
-from stowax._survey import _survey
+from stowax._survey import _survey, _take
 from stowax._survey._options import wants_row_major
 
 LAYERS, BATCH, LENGTH, GROUPS, HEADS, DEPTH = 8, 8, 256, 4, 2, 64
@@ -54,7 +54,7 @@ def temporaries(row_major):
     specs = target.specs(*arguments())
     options = Options(row_major=row_major)
     traced = trace_step(step, specs, options)
-    survey = _survey.take_survey(step, specs, traced, target, options)
+    survey = _take.take_survey(step, specs, traced, target, options)
     state, body = survey.bodies
     kept = {v.index for v in body.values if v.name.startswith(("exp", "layer input"))}
     decisions = tuple(

@@ -39,7 +39,14 @@ def outcome(model, args, policy):
     return metrics["loss"], state["optimizer"], state.get("statistics")
 
 
-@pytest.mark.parametrize("name", STRAIGHT)
+QUICK = ("graph_net", "resnet", "seq2seq")
+"""Models whose programs compile in a second or two each."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in STRAIGHT],
+)
 def test_policies_give_the_same_loss_and_gradients(name):
     model = STRAIGHT[name].model(STRAIGHT[name].SMALL)
     # Momentum after one step is the gradient, and quick to compile.

@@ -67,7 +67,7 @@ def find_segments(
     >>> w = jnp.ones((8, 8))
     >>> program = Program(jax.make_jaxpr(model)(w, [w] * 9))
     >>> find_segments(program, [range(19)])[0][0]
-    [0, 1, 2, 3]
+    [0, 1, 2, 3, 4]
     """
     readers = _readers(program)
     lists = [_listed(program, run, readers) for run in runs]

@@ -71,7 +71,8 @@ def test_activations_of_a_scan_are_named_after_what_is_stored_in_it():
     peak = peak_of(*activations(rows, width=width, layers=layers))
     (hidden,) = [a for a in peak.arrays if f"{layers},{rows},{4 * width}" in a.shape]
     assert hidden.role == "activation"
-    assert hidden.name.endswith("tanh")
+    # JAX 0.12 stores the derivative, 0.10 what it is computed from.
+    assert hidden.name.rpartition("/")[2] in ("tanh", "mul")
     assert hidden.bytes == hidden.count * layers * rows * 4 * width * F32
     assert peak.phase == "backward"
 

@@ -129,8 +129,10 @@ def damaged(found, change):
             "which is no whole plan (decisions.0.stack is 'other'). ",
         ),
         (
-            lambda p: damaged(p, lambda d: d["decisions"].append(d["decisions"][0])),
-            "which is no whole plan (decisions.9 is the second of value 0). ",
+            lambda p: damaged(
+                p, lambda d: d["decisions"].insert(1, d["decisions"][0])
+            ),
+            "which is no whole plan (decisions.1 is the second of value 0). ",
         ),
         (
             lambda p: damaged(p, lambda d: d["program"].update(rewritten=False)),

@@ -17,7 +17,7 @@ from stowax._jaxprs._segments import find_segments
 
 pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 
-WIDTHS = (96, 160, 128, 224, 64, 192, 112, 144, 80, 176, 104, 208, 120, 152, 88, 200)
+WIDTHS = (96, 160, 128, 224, 64, 192, 112, 144, 80)
 
 
 def net(weights, x):
@@ -150,7 +150,7 @@ def test_effects_stand_between_segments():
 # --- plans ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("target", "percent"), [("h200", 50), ("v5p-8", 75)])
+@pytest.mark.parametrize(("target", "percent"), [("h200", 50), ("v5p-8", 80)])
 def test_a_model_without_layers_fits_in_part_of_its_memory(target, percent):
     whole = planned(target=target)
     assert whole.outcome == "unneeded"

@@ -156,7 +156,7 @@ def kept_in_name(
     it does with the step as it is written.
     """
     again, _ = recomputed_values(body, chosen)
-    if not again or not all(body.values[i].virtual for i in again):
+    if any(not body.values[i].virtual for i in again):
         return tuple(chosen)
     return tuple(
         "keep" if value.virtual and "keep" in value.allowed else mine

@@ -25,6 +25,7 @@ from .._survey._preferences import Preferences
 from .._survey._survey import Survey
 from .._units import format_bytes, format_seconds
 from .._update._blocks import BlockSize
+from ..report._layout import short_source
 from ._reasons import reason_of
 
 _SEEN = 0.01
@@ -121,6 +122,7 @@ def stack_records(
                 count=body.count,
                 unrolled=traced.stack.separate and not traced.stack.segment,
                 segment=traced.stack.segment,
+                tiles=traced.stack.tiles,
                 fingerprint=traced.body.forward.fingerprint,
                 forward_seconds=body.forward_seconds,
                 backward_seconds=body.backward_seconds,
@@ -200,6 +202,14 @@ def notes(
             f"what stands outside of layers is planned in {segments} segments: "
             "its values are kept or computed again, and none leaves the device, as XLA "
             "drops copies in straight-line code",
+        )
+    tiles = [t.stack for t in survey.step.stacks.values() if t.stack.tiles]
+    if tiles and decisions:
+        found.insert(
+            0,
+            f"what is made of the product at {short_source(tiles[0].source)} runs in "
+            f"{tiles[0].count} blocks of tokens: sums over tokens, those of gradients "
+            "too, are added up in another order. forbid=('tile',) rules it out",
         )
     left = survey.step.recording.left
     if left:

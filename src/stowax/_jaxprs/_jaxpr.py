@@ -180,6 +180,11 @@ class Node:
         where = _jax.source_text(self.equation)
         return self.equation.primitive.name + (f" ({where})" if where else "")
 
+    @property
+    def read_values(self) -> list[int]:
+        """The numbers of what it reads, without literals."""
+        return [number for number in self.inputs if number is not None]
+
     def read(self, values: Mapping[int, Any]) -> list[Any]:
         """What it reads, literals included, given values by number."""
         pairs = zip(self.inputs, self.equation.invars, strict=True)
@@ -222,6 +227,11 @@ class Program:
             v if isinstance(v, _jax.Literal) else number[v] for v in opened.outvars
         )
         self.maker = {o: k for k, n in enumerate(self.nodes) for o in n.outputs}
+
+    @property
+    def outputs_read(self) -> set[int]:
+        """The outputs that are values, and no literals."""
+        return {o for o in self.outputs if isinstance(o, int)}
 
     @functools.cached_property
     def fingerprint(self) -> str:

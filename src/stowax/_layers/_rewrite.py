@@ -22,6 +22,7 @@ from .._jax_primitives import only_prints
 from .._jaxprs._jaxpr import Program, bind, evaluate, inline, spec_of, trace
 from .._jaxprs._repeats import Repeat, find_repeats
 from .._jaxprs._segments import find_segments
+from .._jaxprs._tiles import find_tiling, is_tiled, tiled
 from .._records._stages import Options
 from ._boundary import Boundary
 from ._calls import Call
@@ -56,14 +57,17 @@ class Rewriter:
 
     def run(self, call: Call) -> list[Any]:
         """The outputs of a call, its stacks run as `choose` says."""
-        program = call.program(self.options.keep_checkpoint)
         options = self.options
-        key = "units", options.keep_checkpoint, options.roll, options.segments
+        key = "units", dataclasses.replace(options, row_major=False, as_written=False)
         if key not in call.known:
-            call.known[key] = _ordered_units(program, self.options)
+            program = call.program(options.keep_checkpoint)
+            if found := find_tiling(program, options.tiles) if options.tiles else None:
+                program = tiled(program, found)
+            call.known[key] = program, _ordered_units(program, options)
+        program, units = call.known[key]
         return run_call(
             program,
-            call.known[key],
+            units,
             self.prepare(call),
             self.choose,
             self.options,
@@ -319,6 +323,7 @@ class _ScanUnit:
             const_count=consts,
             carry_count=carried,
             reverse=params["reverse"],
+            tiles=is_tiled(node.equation),
         )
         values = node.read(env)
         a, b = stack.const_count, stack.const_count + stack.carry_count

@@ -30,7 +30,8 @@ class Stack:
     as their shapes say, whatever the compiler would like (see `lay_out`). Layers that
     are `as_written` are no loop (see `_straight`). A `segment` of straight-line code is
     one layer written so, all inputs constants (see `_segment`); stacks of a step
-    that is cut into such are `among_segments`.
+    that is cut into such are `among_segments`. Layers that are `tiles` are blocks of
+    tokens (see `_jaxprs._tiles`).
     """
 
     name: str
@@ -45,6 +46,7 @@ class Stack:
     as_written: bool = False
     segment: bool = False
     among_segments: bool = False
+    tiles: bool = False
 
     def lay_out(self, value: Any) -> Any:
         """`value`, to be stored or just read, in the order in which it is stored.

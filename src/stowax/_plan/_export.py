@@ -97,6 +97,12 @@ def _stack_code(
             f"{what}: {again} of {len(decisions)} values are computed\n"
             "# again. Wrap the blocks in it that make them in jax.checkpoint.\n"
         )
+    if stack.tiles:
+        return (
+            f"# What is made of the product at {_one_line(stack.source)}, the loss:\n"
+            f"# run it in {stack.count} blocks of tokens, as a jax.lax.scan over a\n"
+            "# function under jax.checkpoint that returns the block's sum.\n"
+        )
     place = _unique(_identifier(_place(stack.source)), taken)
     kind = "a loop in Python" if stack.unrolled else "a scan"
     head = f"# {stack.count} layers, {kind}, at {_one_line(stack.source)}\n#\n"

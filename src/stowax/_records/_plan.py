@@ -15,7 +15,7 @@ from .._files import write_whole
 from ._peak import MemoryPeak
 from ._stages import Decision, Options, Outcome, Role
 
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -65,7 +65,8 @@ class StackRecord:
     `fingerprint` is a digest of `outline`, the body's operations one a line: what a
     step is known by. The outline of a body that runs as it is written is empty. Seconds
     are of one layer; a window used is the part of them that copies take. A `segment` is
-    straight-line code between layers, which runs once.
+    straight-line code between layers, which runs once; layers that are `tiles` are
+    blocks of tokens, which no loop of the user's runs.
     """
 
     name: str
@@ -79,6 +80,7 @@ class StackRecord:
     backward_window_used: float
     outline: tuple[str, ...] = ()
     segment: bool = False
+    tiles: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,14 +225,16 @@ class Options:
     `keep_checkpoint` leaves the user's own `jax.checkpoint` calls inside repeated
     bodies as they are; `roll` looks for the repeating blocks of unrolled loops, which
     become loops unless they run `as_written`; what stands outside of repeated bodies is
-    planned in `segments` (see `_layers._segment`); `row_major` fixes how stored values
-    lie in memory (see `_stack.Stack.lay_out`).
+    planned in `segments` (see `_layers._segment`); a loss over a large vocabulary runs
+    in at most so many `tiles`, if there are any (see `_jaxprs._tiles`); `row_major`
+    fixes how stored values lie in memory (see `_stack.Stack.lay_out`).
     """
 
     keep_checkpoint: bool = False
     roll: bool = True
     as_written: bool = False
     segments: bool = False
+    tiles: int = 0
     row_major: bool = False
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 
+from .._layers._stack import Stack
 from .._records._stages import Options
 from .._state._shards import device_bytes
 from .._state._state import search_state
@@ -28,6 +29,9 @@ loops by up to 31 %. A compile that is not needed costs less than a plan that is
 
 _PART = 0.1
 """Part of what backward passes read that is worth planning outside of layers."""
+
+_TILES = 8
+"""Blocks of tokens at most: of each the weights are read anew."""
 
 _FINER = 16
 """Where nothing fits, arrays so many times smaller may be offloaded."""
@@ -111,25 +115,50 @@ def as_written(rolled: Space, budget: int) -> Space | None:
     code is planned in segments where it holds a part of what backward passes read. Not
     where more is wanted, and not on a CPU, whose compiler looks through the barriers.
     """
+    found = _written(rolled, tiles=0)
+    if found is None:
+        return None
+    space = new_space(found[0], rolled.asked, budget, found[1])
+    known = rolled.asked.written
+    space.memory.plain = sum(a.measured.excess for a in known.values())
+    return space
+
+
+def in_tiles(rolled: Space, budget: int) -> Space | None:
+    """A loss over a large vocabulary in blocks of tokens, all else as it would be.
+
+    Not where it holds little of what backward passes read.
+    """
+    own = rolled.survey
+    options = dataclasses.replace(own.options, tiles=_TILES)
+    step = trace_step(own.step.recording, own.specs, options)
+    if not any(traced.stack.tiles for traced in step.stacks.values()):
+        return None
+    name, free = _written(rolled, tiles=_TILES) or ("", _surveyed(own, options))
+    if _held(free, lambda stack: stack.tiles) < _PART:
+        return None
+    name = "the loss in blocks of tokens" + (f", {name}" if name else "")
+    return new_space(name, rolled.asked, budget, free)
+
+
+def _written(rolled: Space, *, tiles: int) -> tuple[str, Survey] | None:
+    """Layers of a Python loop and straight-line code as they are, under a name."""
     own, unrolled = rolled.survey, is_straight(rolled)
     if own.target.platform == "cpu" or (unrolled and _wants_a_loop(rolled)):
         return None
-    options = dataclasses.replace(own.options, as_written=unrolled, segments=True)
+    options = dataclasses.replace(
+        own.options, as_written=unrolled, segments=True, tiles=tiles
+    )
     free = _surveyed(own, options)
     name = "straight-line code in segments"
     if free.step.recording.left != own.step.recording.left:
         return None  # it could not be read so
-    if _held_by_segments(free) < _PART:
+    if _held(free, lambda stack: stack.segment) < _PART:
         if not unrolled:
             return None
         name = "layers as they are written"
         free = _surveyed(own, dataclasses.replace(options, segments=False))
-    if not free.bodies:
-        return None
-    space = new_space(name, rolled.asked, budget, free)
-    known = rolled.asked.written
-    space.memory.plain = sum(a.measured.excess for a in known.values())
-    return space
+    return (name, free) if free.bodies else None
 
 
 def _surveyed(own: Survey, options: Options) -> Survey:
@@ -140,15 +169,15 @@ def _surveyed(own: Survey, options: Options) -> Survey:
     )
 
 
-def _held_by_segments(survey: Survey) -> float:
-    """Part of what backward passes read that stands outside of repeated layers."""
+def _held(survey: Survey, which: Callable[[Stack], bool]) -> float:
+    """Part of what backward passes read that some of the stacks hold."""
     stacks = survey.step.stacks
     whole, mine = 0, 0
     for body in survey.bodies:
         if body.phase == "layers":
             read = sum(v.bytes for v in body.values if v.needed and not v.available)
             whole += read * body.count
-            mine += read * stacks[body.name].stack.segment
+            mine += read * body.count * which(stacks[body.name].stack)
     return mine / whole if whole else 0.0
 
 
@@ -249,7 +278,7 @@ a `Memory` whose predictions and programs are its own. Compiler options come of 
 survey (`options_for`).
 """
 
-BESIDE: tuple[Variant, ...] = (as_written,)
+BESIDE: tuple[Variant, ...] = (as_written, in_tiles)
 """What may be faster than layers as loops: searched with these from the start."""
 
 WHERE_NOTHING_FITS: tuple[Variant, ...] = (tight, returned, returned_tight, finer)

@@ -18,8 +18,8 @@ import jax
 
 from .. import _jax
 from .._jax import is_host_type
+from .._jaxprs._elementwise import ELEMENTWISE
 from .._jaxprs._reach import everything, reach, union
-from .._update._inline import ELEMENTWISE
 from ._roles import DIFFERENTIATED
 
 _IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})

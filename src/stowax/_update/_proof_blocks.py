@@ -3,8 +3,8 @@
 from collections.abc import Collection
 
 from .. import _jax
+from .._jaxprs._elementwise import ELEMENTWISE
 from .._jaxprs._jaxpr import Node, Program
-from ._inline import ELEMENTWISE
 
 _TOTALS = frozenset(
     {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"}

@@ -87,13 +87,15 @@ def _stack_header(title: str, stack: StackRecord | None, width: int) -> list[str
         return lines_of(f"{title or 'outside the stacks'}:", width)
     kind = "unrolled loop" if stack.unrolled else "scan"
     forward, backward = stack.forward_window_used, stack.backward_window_used
+    what = "block" if stack.tiles else "layer"
     times = (
-        f"forward {format_seconds(stack.forward_seconds)} a layer"
+        f"forward {format_seconds(stack.forward_seconds)} a {what}"
         + (f" ({_filled(forward)})" if forward else "")
         + f", backward {format_seconds(stack.backward_seconds)}"
         + (f" ({_filled(backward)})" if backward else "")
     )
-    head = f"{title}: {count_of(stack.count, 'layer')} ({kind})"
+    kind = "of tokens, one after the other" if stack.tiles else f"({kind})"
+    head = f"{title}: {count_of(stack.count, what)} {kind}"
     if len(head) + len(times) + 2 <= width:
         return [f"{head}; {times}"]
     wrapped = textwrap.wrap(times, width, initial_indent="  ", subsequent_indent="    ")

@@ -9,6 +9,8 @@ order, so numbers are the same to the bit.
 What is computed again is computed of operands behind a barrier that also holds the
 layer's cotangents. Without one, XLA would find that the forward pass has computed the
 same, and keep that; and nothing is computed again before the backward pass is there.
+What a segment gives back is behind one, too. A gradient that waits for its update would
+else be computed at the end, of values that stay until then.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,6 +104,8 @@ def backward_straight(
             values, given, after = _residuals(body, at_hand, given, after)
             made[-1:] = [after] if made else []
             grads = body.pull_back(values, given, totals)
+            if stack.segment and not at_hand.keys() >= {*body.residuals}:
+                grads = jax.lax.optimization_barrier(grads)
             by_input = dict(zip(body.active_inputs, grads, strict=True))
             totals = [by_input[i] for i in active.consts]
             ct_carry = [by_input[i] for i in active.carry]

@@ -14,6 +14,7 @@ from stowax._search import _loop, _variants
 from stowax._search._correction import Memory
 from stowax._search._loop import Search
 from stowax._search._space import Space
+from stowax._survey._preferences import Preferences
 from stowax._trial._compiled import Measured
 
 TPU = types.SimpleNamespace(
@@ -88,7 +89,7 @@ def space(survey, budget, asked, memory=Predicted):
         asked=asked,
         survey=survey,
         free=survey,
-        preferences=None,
+        preferences=Preferences(pin={}),
         memory=memory(survey=survey, scale=budget),
     )
 

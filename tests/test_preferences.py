@@ -10,9 +10,8 @@ from stowax._records._stages import Value
 from stowax._survey._preferences import Preferences
 
 INSTEAD = (
-    "Write 'offload', 'recompute' or 'host update', alone or with a pattern after a "
-    "colon: "
-    "'recompute:*dropout*'. To forbid keeping, pin another decision."
+    "Write 'offload', 'recompute', 'host update' or 'tile', alone or with a pattern "
+    "after a colon: 'recompute:*dropout*'. To forbid keeping, pin another decision."
 )
 ALL = frozenset({"keep", "offload", "recompute"})
 
@@ -231,7 +230,7 @@ def test_a_pin_that_would_store_what_nothing_reads_is_refused():
     [
         (
             {"pin": {"*": "store"}},
-            "pin['*']: got 'store'. Write 'keep', 'offload' or 'recompute'.",
+            "pin['*']: got 'store'. Write 'keep', 'offload', 'recompute' or 'tile'.",
         ),
         (
             {"pin": {"": "keep"}},

@@ -186,6 +186,16 @@ def test_a_plan_is_kept_in_a_file_and_runs(tmp_path):
     assert_close(read.apply(train_step)(*args), expected)
 
 
+def test_pins_meet_values_of_segments():
+    small = weights_of(spec, 4), spec(1 << 13, 512)
+    budget = plan(train_step, *small, target="h200").device_bytes
+    wish = {"dot_general*": "recompute"}
+    found = plan(train_step, *small, target="h200", budget=budget, pin=wish)
+    pinned = [d for d in found.decisions if d.name.startswith("dot_general")]
+    assert {d.decision for d in pinned if not d.stack.endswith("-1")} == {"recompute"}
+    assert [(p.decision, p.matched > 0) for p in found.pins] == [("recompute", True)]
+
+
 def test_nothing_of_a_segment_is_offloaded_by_hand():
     found = planned(target="h200", budget=planned(target="h200").device_bytes * 6 // 10)
     moved = tuple(

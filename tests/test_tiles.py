@@ -11,6 +11,7 @@ import pytest
 import stowax
 from planned_models import compiled_total, plan, spec
 from planned_steps import assert_close
+from stowax._errors import ArgumentError
 from stowax._jaxprs._jaxpr import Program, inline
 from stowax._jaxprs._lanes import lanes_of, on_blocks
 from stowax._jaxprs._tiles import find_tiling, tiled
@@ -334,3 +335,36 @@ def test_a_plan_in_blocks_is_kept_in_a_file_and_computes_the_same(tmp_path):
     tokens = jax.random.randint(jax.random.key(2), (TOKENS,), 0, VOCABULARY)
     expected = jax.jit(train_step)(weights, tokens)
     assert_close(jax.jit(read.apply(train_step))(weights, tokens), expected)
+
+
+def test_blocks_can_be_asked_for_and_forbidden():
+    args = arguments(spec, TOKENS, VOCABULARY)
+    found = plan(train_step, *args, pin={"*in by_index": "tile"})
+    (pin,) = (p for p in found.pins if p.decision == "tile")
+    assert pin.matched > 0
+    assert any(stack.tiles for stack in found.program.stacks)
+    forbidden = planned("h200", 30, forbid=("tile",))[1]
+    assert not any(stack.tiles for stack in forbidden.program.stacks)
+    assert not forbidden.fits
+    assert forbidden.search.forbid == ("tile",)
+
+
+def test_blocks_that_there_are_not():
+    def step(w, x):
+        return jax.grad(lambda w: jax.lax.scan(layer, x, w)[0].sum())(w)
+
+    def layer(x, w):
+        return jnp.tanh(x @ w), None
+
+    with pytest.raises(ArgumentError) as caught:
+        plan(step, spec(4, 64, 64), spec(256, 64), pin={"*tanh*": "tile"})
+    assert "got 'tile', which is impossible for tanh test_tiles.py:" in str(
+        caught.value
+    )
+    assert str(caught.value).endswith(
+        "float32[256,64]: no product there is far larger than what it reads, with a "
+        "loss that works token by token. Pin it to 'keep' or 'recompute', or leave the "
+        "pin out."
+    )
+    with pytest.raises(ArgumentError, match="Write 'tile' alone"):
+        plan(step, spec(4, 64, 64), spec(256, 64), forbid=("tile:*loss*",))

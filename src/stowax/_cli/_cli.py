@@ -105,8 +105,8 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
     "--forbid",
     multiple=True,
     metavar="DECISION[:PATTERN]",
-    help="Do not offload, or recompute, at all or what matches; or no 'host update'. "
-    "Repeatable.",
+    help="Do not offload, or recompute, at all or what matches; or no 'host update', "
+    "no 'tile'. Repeatable.",
 )
 @click.option(
     "--keep-checkpoint",

@@ -36,7 +36,7 @@ _SEEDS = 4
 """How many of the largest products are tried."""
 
 _ESCAPES = 1 / 8
-"""Part of the product's bytes that may come out of the region whole."""
+"""Part of the product's bytes that may come out of the region, sums included."""
 
 _LEAST_ROWS = 128
 """Rows of a block's product: fewer would not fill a matrix unit."""
@@ -345,7 +345,7 @@ class _Region:
         read = {i for node in outside for i in node.inputs} | program.outputs_read
         out = [(i, self.axes[i]) for i in made if i in read]
         returned = tuple((i, axis) for i, axis in out if axis is not None)
-        escaping = sum(_bytes(program, i) for i, _ in returned)
+        escaping = sum(_bytes(program, i) for i, _ in out)
         count = self._count(most)
         if count is None or not out or escaping > self.large:
             return None

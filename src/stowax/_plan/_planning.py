@@ -57,7 +57,8 @@ def plan(
       sharded over, else the attached ones.
     - `pin`: pattern → decision, on names, roles and source lines of values
       (`{"*attention*": "keep"}`). `forbid`: decisions that may not be used
-      (`"offload"`, `"recompute:*attention*"` for some values, `"host update"`).
+      (`"offload"`, `"recompute:*attention*"` for some values, `"host update"`,
+      `"tile"`).
     - `keep_checkpoint`: leave the user's own `jax.checkpoint` calls inside repeated
       layers as they are; by default the plan decides anew.
     - `roll`: look for the repeating blocks of unrolled loops.

@@ -24,7 +24,7 @@ from .._records._plan import (
     SearchRecord,
     Trial,
 )
-from .._records._stages import Decisions
+from .._records._stages import TILE, Decisions
 from .._search._loop import Search
 from .._search._space import Attempt, Space, narrowed
 from .._survey._survey import Survey
@@ -118,7 +118,7 @@ def _search(search: Search, best: Attempt, seconds: float) -> SearchRecord:
         smallest_budget_is=source,
         baselines=_baselines(search, best),
         trials=_trials(search, best),
-        pins=_pin_prices(best.space, search.budget),
+        pins=_pin_prices(best.space, search),
         forbid=best.space.preferences.forbidden(),
         unpriced=best.space.survey.unpriced,
         planning_seconds=seconds,
@@ -159,9 +159,9 @@ def _baselines(search: Search, best: Attempt) -> tuple[Baseline, ...]:
     return *own, *records(search.rolled, lambda name: name == moves)
 
 
-def _pin_prices(space: Space, budget: int) -> tuple[PinPrice, ...]:
+def _pin_prices(space: Space, search: Search) -> tuple[PinPrice, ...]:
     """What each pin costs under the planner's model: with it, less without it."""
-    preferences, free = space.preferences, space.free
+    preferences, free, budget = space.preferences, space.free, search.budget
     if not preferences.patterns() or not free.bodies:
         return ()
     whole = solve(space.problem(budget)).evaluation.seconds
@@ -169,6 +169,8 @@ def _pin_prices(space: Space, budget: int) -> tuple[PinPrice, ...]:
     for pattern, decision in preferences.patterns():
         without = preferences.without(pattern, decision)
         problem = space.problem(budget, survey=narrowed(free, without))
+        if decision == TILE:
+            problem = search.rolled.problem(budget)
         matched = preferences.count(pattern, decision)
         prices.append(
             PinPrice(

@@ -17,6 +17,9 @@ Outcome = Literal["unneeded", "optimal", "feasible", "infeasible"]
 
 DECISIONS: tuple[Decision, ...] = ("keep", "offload", "recompute")
 
+TILE = "tile"
+"""Another wish of a user's: that what makes a value runs in blocks of tokens."""
+
 STATE = "state"
 """The name of the body that the step's state makes."""
 
@@ -74,8 +77,9 @@ class Value:
     bytes at the update, and what `passages` say while layers run. `stays` says why it
     cannot be offloaded, where more is known than its type and size say.
 
-    A `virtual` value takes no memory in straight-line code: the compiler computes it
-    where it is read. What it is computed from is `needed` in its place.
+    A `tiled` one is of a loss that runs in blocks of tokens. A `virtual` value takes no
+    memory in straight-line code: the compiler computes it where it is read. What it is
+    computed from is `needed` in its place.
     """
 
     index: int
@@ -97,6 +101,7 @@ class Value:
     update_out: int = 0
     passages: tuple[Passage, ...] = ()
     stays: str = ""
+    tiled: bool = False
     virtual: bool = False
 
 

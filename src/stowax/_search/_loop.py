@@ -17,17 +17,29 @@ proposed anew.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 
-from .._errors import CompileError, OffloadVanishedError, StowaxError
+from .._errors import (
+    ArgumentError,
+    CompileError,
+    OffloadVanishedError,
+    StowaxError,
+)
 from .._planner import evaluate
 from .._records._plan import Source
 from .._survey._asked import Asked
-from .._survey._options import more_fast_memory
 from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
-from ._propose import CLEARLY, NEARLY, SLACK, WORTH, Proposal, Proposer
-from ._space import Attempt, Space, asks_for_more, narrower
+from ._propose import (
+    CLEARLY,
+    NEARLY,
+    SLACK,
+    WORTH,
+    Proposal,
+    Proposer,
+    with_fast_memory,
+)
+from ._space import Attempt, Space, asks_for_more, narrower, unmet
 from ._variants import (
     BESIDE,
     WHERE_NOTHING_FITS,
@@ -147,8 +159,19 @@ class Search:
     def run(self) -> Attempt:
         """Compiles until there is nothing to gain, or no compile is left.
 
-        **Raises:** `CompileError`, `OffloadVanishedError` where nothing compiles.
+        **Raises:** `CompileError`, `OffloadVanishedError` where nothing compiles;
+        `ArgumentError` for a pattern of `pin` or `forbid` that meets nothing.
         """
+        if (error := unmet(self.rolled)) is None:
+            self._open()
+        else:
+            self._open_matching(error)
+        while (proposal := self._next()) is not None:
+            self._compile(proposal)
+        return self.best()
+
+    def _open(self) -> None:
+        """The variants to search, after the step as it is where that may fit."""
         if self._may_stay:
             self._try_plain()
         donate = self.rolled.may_donate
@@ -162,9 +185,17 @@ class Search:
         beside = BESIDE if rolled.remat or not fits else ()
         found = [variant(rolled, self.budget) for variant in beside]
         self.spaces = [*filter(None, found), rolled]
-        while (proposal := self._next()) is not None:
-            self._compile(proposal)
-        return self.best()
+
+    def _open_matching(self, error: ArgumentError) -> None:
+        """The variants that have what a user's pins meet; layers as loops do not.
+
+        **Raises:** `error` where they meet nothing of any variant.
+        """
+        found = [variant(self.rolled, self.budget) for variant in BESIDE]
+        self.spaces = [s for s in filter(None, found) if unmet(s) is None]
+        self.unopened = []
+        if not self.spaces:
+            raise error
 
     @property
     def _stays_intact(self) -> bool:
@@ -197,11 +228,11 @@ class Search:
             most = MOST_MISSES + len(self.spaces) - 1
             return self._first() if len(planned) < most else None
         best = min(fitting, key=lambda a: a.measured.step_seconds)
-        ways = [self._with_fast_memory(best)] if goes_on else []
+        ways = [with_fast_memory(best)] if goes_on else []
         if goes_on or (len(fitting) == 1 and len(planned) <= MOST_MISSES):
             ways.append(self.propose.beside(best, planned, changes=goes_on))
         if compiles is None:
-            ways.append(self._with_fast_memory(best))
+            ways.append(with_fast_memory(best))
         proposals = (p for way in ways for p in way if not self._tried(p))
         return next(proposals, None)
 
@@ -261,36 +292,7 @@ class Search:
 
     def _tried(self, proposal: Proposal) -> bool:
         """Whether decisions were compiled with just these options."""
-        return any(self._same(a, proposal) for a in (*self._planned, *self.left_out))
-
-    def _same(self, one: Attempt | Proposal, other: Proposal) -> bool:
-        def key(options: Mapping[str, str | bool]) -> list[tuple[str, str]]:
-            return sorted((name, str(value)) for name, value in options.items())
-
-        return (
-            one.decisions == other.decisions
-            and one.space.name == other.space.name
-            and key(one.options) == key(other.options)
-        )
-
-    def _with_fast_memory(self, best: Attempt) -> Iterator[Proposal]:
-        """The best plan with more of a TPU's fast memory, unless a user decided that.
-
-        What a kernel may hold of it decides how often products read their operands, and
-        is worth more than most decisions. But it takes longer to compile, so that goes
-        for the best only.
-        """
-        change = more_fast_memory(self.asked.machine)
-        told = change.keys() & {*self.asked.compiler_options, *best.options}
-        if change and not told and best.solution is not None:
-            yield Proposal(
-                space=best.space,
-                solution=best.solution,
-                options={**best.options, **change},
-                bytes=best.measured.compiled_bytes,
-                seconds=best.measured.step_seconds,
-                what="its kernels get more of the fast memory, once",
-            )
+        return any(proposal.is_same(a) for a in (*self._planned, *self.left_out))
 
     # --- compiling --------------------------------------------------------------------
 
@@ -302,7 +304,7 @@ class Search:
         space, decisions = proposal.space, proposal.decisions
         survey = space.survey
         for known in self.known:
-            if self._same(known, proposal) and known.space.survey is survey:
+            if proposal.is_same(known) and known.space.survey is survey:
                 self.taken.append(dataclasses.replace(known, space=space))
                 self._learn(self.taken[-1])
                 return

@@ -21,7 +21,7 @@ from .._records._stages import (
     Problem,
     Solution,
 )
-from .._survey._options import alternatives, plan_options
+from .._survey._options import alternatives, more_fast_memory, plan_options
 from ._space import Attempt, Space
 
 _ROUNDS, _ENOUGH_ROUNDS = 8, 3
@@ -78,6 +78,39 @@ class Proposal:
     def decisions(self) -> Decisions:
         """What is decided for every value of every body."""
         return self.solution.decisions
+
+    def is_same(self, other: "Attempt | Proposal") -> bool:
+        """Whether another one is of the same decisions, under just these options."""
+
+        def key(options: Options) -> list[tuple[str, str]]:
+            return sorted((name, str(value)) for name, value in options.items())
+
+        return (
+            self.decisions == other.decisions
+            and self.space.name == other.space.name
+            and key(self.options) == key(other.options)
+        )
+
+
+def with_fast_memory(best: Attempt) -> Iterator[Proposal]:
+    """The best plan with more of a TPU's fast memory, unless a user decided that.
+
+    What a kernel may hold of it decides how often products read their operands, and is
+    worth more than most decisions. But it takes longer to compile, so that goes for the
+    best only.
+    """
+    asked = best.space.asked
+    change = more_fast_memory(asked.machine)
+    told = change.keys() & {*asked.compiler_options, *best.options}
+    if change and not told and best.solution is not None:
+        yield Proposal(
+            space=best.space,
+            solution=best.solution,
+            options={**best.options, **change},
+            bytes=best.measured.compiled_bytes,
+            seconds=best.measured.step_seconds,
+            what="its kernels get more of the fast memory, once",
+        )
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

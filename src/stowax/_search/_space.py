@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._errors import ArgumentError, OffloadVanishedError, StowaxError
@@ -160,8 +160,6 @@ def rolled_space(asked: Asked, budget: int, least: int) -> Space:
     """The step with its layers as loops, surveyed.
 
     **Arguments:** arrays under `least` bytes stay on the device.
-
-    **Raises:** `ArgumentError` for a pattern of `pin` or `forbid` that meets nothing.
     """
     machine, recording = asked.machine, asked.recording
     options = Options(
@@ -174,9 +172,7 @@ def rolled_space(asked: Asked, budget: int, least: int) -> Space:
     bodies = "1 repeated body" if count == 1 else f"{count} repeated bodies"
     asked.say(f"surveying {bodies} on {machine.name}")
     free = take_survey(asked.step, asked.specs, step, machine, options, least)
-    space = new_space("rolled", asked, budget, free)
-    _check_matched(space.preferences, recording.left)
-    return space
+    return new_space("rolled", asked, budget, free)
 
 
 def new_space(name: str, asked: Asked, budget: int, free: Survey) -> Space:
@@ -199,15 +195,17 @@ def new_space(name: str, asked: Asked, budget: int, free: Survey) -> Space:
     )
 
 
-def _check_matched(preferences: Preferences, left: Collection[str]) -> None:
-    """**Raises:** `ArgumentError` for a pattern that met nothing; says what is left."""
+def unmet(space: Space) -> ArgumentError | None:
+    """What is wrong with a pattern that meets nothing of a variant, if one does."""
     try:
-        preferences.check_matched()
+        space.preferences.check_matched()
     except ArgumentError as error:
+        left = space.asked.recording.left
         if not left:
-            raise
+            return error
         why = f"{error.got} (what is marked runs as it is written: {'; '.join(left)})"
-        raise ArgumentError(error.argument, why, error.instead) from None
+        return ArgumentError(error.argument, why, error.instead)
+    return None
 
 
 def narrowed(survey: Survey, preferences: Preferences) -> Survey:

@@ -129,13 +129,15 @@ def in_tiles(rolled: Space, budget: int) -> Space | None:
 
     Not where it holds little of what backward passes read.
     """
-    own = rolled.survey
+    own, wanted = rolled.survey, rolled.preferences.tiles
     options = dataclasses.replace(own.options, tiles=_TILES)
+    if wanted is False:
+        return None
     step = trace_step(own.step.recording, own.specs, options)
     if not any(traced.stack.tiles for traced in step.stacks.values()):
         return None
     name, free = _written(rolled, tiles=_TILES) or ("", _surveyed(own, options))
-    if _held(free, lambda stack: stack.tiles) < _PART:
+    if not wanted and _held(free, lambda stack: stack.tiles) < _PART:
         return None
     name = "the loss in blocks of tokens" + (f", {name}" if name else "")
     return new_space(name, rolled.asked, budget, free)

@@ -98,6 +98,7 @@ def make_body(
             available=index in at_hand,
             needed=index in needed,
             allowed=frozenset(allowed),
+            tiled=stack.tiles,
             virtual=index in virtual,
         )
         values.append(value)

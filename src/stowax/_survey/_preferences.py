@@ -14,7 +14,8 @@ then the decision:
 - `pin={"*attention*": "keep"}`; on the command line `--pin "*attention*=keep"`;
 - `forbid=("offload", "recompute:*dropout*")`: a decision, alone or with a pattern after
   a colon; on the command line `--forbid "recompute:*dropout*"`. `"host update"` forbids
-  that the host's processor updates state that is offloaded.
+  that the host's processor updates state that is offloaded, `"tile"` that a loss over
+  a large vocabulary runs in blocks of tokens. Pinned, `"tile"` asks for that.
 
 Later pins win over earlier ones. A pattern such as `"*attention*"` meets large arrays
 and small ones, weights and masks; a pin holds for those of them that it is possible
@@ -29,7 +30,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 from .._errors import ArgumentError
-from .._records._stages import DECISIONS, OFFLOAD_LEAST_BYTES, Body, Decision, Value
+from .._records._stages import (
+    DECISIONS,
+    OFFLOAD_LEAST_BYTES,
+    TILE,
+    Body,
+    Decision,
+    Value,
+)
 from .._units import format_bytes
 from ._pin_starts import start_from
 
@@ -42,13 +50,17 @@ class _Rule:
 
     text: str
     pattern: str
-    decision: Decision
+    decision: str
     pinned: bool
     on_host: bool = False  # of "host update", which is no decision
 
     @property
     def argument(self) -> str:
         return f"pin[{self.text!r}]" if self.pinned else f"forbid {self.text!r}"
+
+    def holds_for(self, value: Value) -> bool:
+        """Whether what the rule is about can be done with a value."""
+        return value.tiled if self.decision == TILE else self.decision in value.allowed
 
     def matches(self, value: Value) -> bool:
         # A bracket is one: `args[0]['moments']*` is not about sets of letters.
@@ -153,7 +165,7 @@ class Preferences:
         self._seen.update(dict.fromkeys(_words(value)))
         met = [rule for rule in self._rules if rule.matches(value)]
         for rule in met:
-            self._met[rule].setdefault(value, rule.decision in value.allowed)
+            self._met[rule].setdefault(value, rule.holds_for(value))
         forbidden = {r.decision: r for r in met if not (r.pinned or r.on_host)}
         pin = self._pin_of(value)
         if pin is None:
@@ -166,18 +178,24 @@ class Preferences:
                 "Leave out one of the two, or narrow its pattern.",
             )
         self._decided[pin].append(value)
-        return frozenset({pin.decision})
+        return frozenset({cast(Decision, pin.decision)})
 
     def keeps_off_host(self, value: Value) -> bool:
         """Whether the host's processor must not update this part of the state."""
         return any(rule.on_host and rule.matches(value) for rule in self._rules)
+
+    @property
+    def tiles(self) -> bool | None:
+        """Whether blocks of tokens are asked for, or forbidden; `None` for neither."""
+        asked = {rule.pinned for rule in self._rules if rule.decision == TILE}
+        return asked.pop() if asked else None
 
     def matched(self, value: Value) -> str | None:
         """The pattern of the pin that decides for `value`, if one does."""
         pin = None if value.available else self._pin_of(value)
         return None if pin is None else pin.pattern
 
-    def patterns(self) -> tuple[tuple[str, Decision], ...]:
+    def patterns(self) -> tuple[tuple[str, str], ...]:
         """The pins, in the order given: pattern and decision."""
         return tuple((r.pattern, r.decision) for r in self._rules if r.pinned)
 
@@ -185,7 +203,7 @@ class Preferences:
         """What is forbidden, as it was given."""
         return tuple(r.text for r in self._rules if not r.pinned)
 
-    def count(self, pattern: str, decision: Decision) -> int:
+    def count(self, pattern: str, decision: str) -> int:
         """How many values a pin has met and is possible for (a later one may win)."""
         return sum(
             sum(met.values())
@@ -193,11 +211,9 @@ class Preferences:
             if rule.pinned and (rule.pattern, rule.decision) == (pattern, decision)
         )
 
-    def without(self, pattern: str, decision: Decision) -> "Preferences":
+    def without(self, pattern: str, decision: str) -> "Preferences":
         """The same preferences but for one pin, to see what the pin costs."""
-        pins: dict[str, Decision] = {
-            p: d for p, d in self.patterns() if (p, d) != (pattern, decision)
-        }
+        pins = {p: d for p, d in self.patterns() if (p, d) != (pattern, decision)}
         return Preferences(pin=pins, forbid=self.forbidden())
 
     def check_matched(self) -> None:
@@ -225,7 +241,7 @@ class Preferences:
 
 
 def _pin(pattern: str, decision: str) -> _Rule:
-    if decision not in DECISIONS:
+    if decision not in (*DECISIONS, TILE):
         raise ArgumentError(
             f"pin[{pattern!r}]", repr(decision), f"Write {_alternatives()}."
         )
@@ -237,26 +253,28 @@ def _pin(pattern: str, decision: str) -> _Rule:
 def _forbidden(text: str) -> _Rule:
     decision, colon, pattern = text.partition(":")
     on_host = decision == "host update"
-    known = on_host or decision in ("offload", "recompute")
+    known = on_host or decision in ("offload", "recompute", TILE)
     if not known or (colon and not pattern):
         raise ArgumentError(
             "forbid",
             repr(text),
-            "Write 'offload', 'recompute' or 'host update', alone or with a pattern "
-            "after a colon: 'recompute:*dropout*'. To forbid keeping, pin another "
-            "decision.",
+            "Write 'offload', 'recompute', 'host update' or 'tile', alone or with a "
+            "pattern after a colon: 'recompute:*dropout*'. To forbid keeping, pin "
+            "another decision.",
         )
+    if decision == TILE and colon:
+        raise ArgumentError("forbid", repr(text), "Write 'tile' alone.")
     return _Rule(
         text=text,
         pattern=pattern or "*",
-        decision="offload" if on_host else cast(Decision, decision),
+        decision="offload" if on_host else decision,
         pinned=False,
         on_host=on_host,
     )
 
 
 def _alternatives() -> str:
-    *first, last = [repr(d) for d in DECISIONS]
+    *first, last = [repr(d) for d in (*DECISIONS, TILE)]
     return f"{', '.join(first)} or {last}"
 
 
@@ -283,6 +301,8 @@ _WHY = {
     "bytes say, so it is not offloaded",
     "kind": "it is no floating-point array of two axes or more, so it is not offloaded",
     "host": "the target has no host memory of its own, so nothing is offloaded",
+    "tile": "no product there is far larger than what it reads, with a loss that works "
+    "token by token",
     "keep": "it depends on constants alone and is computed again wherever it is read, "
     "so it is never kept",
 }
@@ -290,7 +310,9 @@ _WHY = {
 
 def _impossible(pin: _Rule, met: Sequence[Value], least_bytes: int) -> ArgumentError:
     largest = max(met, key=lambda value: value.bytes)
-    if largest.allowed == {"recompute"}:
+    if pin.decision == TILE:
+        why = _WHY[TILE]
+    elif largest.allowed == {"recompute"}:
         why = _WHY["keep"]
     elif pin.decision == "recompute" and largest.role != "activation":
         why = _WHY["recompute state"]

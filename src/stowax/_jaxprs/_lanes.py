@@ -139,7 +139,8 @@ def _transposition(equation: Any) -> Iterator[Lane]:
 
 def _reshape(equation: Any) -> Iterator[Lane]:
     ins, out = _shapes(equation)
-    if len(ins) != 1 or equation.params.get("dimensions") is not None:
+    unusual = len(ins) != 1 or equation.params.get("dimensions") is not None
+    if unusual or 0 in out:
         return
     starts = {math.prod(out[:axis]): axis for axis in reversed(range(len(out)))}
     before = 1

@@ -21,14 +21,13 @@ from .. import _jax
 from .._jax_primitives import only_prints
 from .._jaxprs._jaxpr import Program, bind, evaluate, inline, spec_of, trace
 from .._jaxprs._repeats import Repeat, find_repeats
-from .._jaxprs._segments import find_segments
-from .._jaxprs._tiles import find_tiling, is_tiled, tiled
+from .._jaxprs._tiles import all_tiled, is_tiled
 from .._records._stages import Options
 from ._boundary import Boundary
 from ._calls import Call
 from ._linearize import Linearize, Linearized, linearizer
 from ._pipeline import Choose, Stack, run_stack
-from ._segment import segment_of
+from ._segment import in_segments
 
 
 class Rewriter:
@@ -61,8 +60,8 @@ class Rewriter:
         key = "units", dataclasses.replace(options, row_major=False, as_written=False)
         if key not in call.known:
             program = call.program(options.keep_checkpoint)
-            if found := find_tiling(program, options.tiles) if options.tiles else None:
-                program = tiled(program, found)
+            if options.tiles:
+                program = self._in_tiles(call, program)
             call.known[key] = program, _ordered_units(program, options)
         program, units = call.known[key]
         return run_call(
@@ -75,6 +74,13 @@ class Rewriter:
             label=self.label,
             boundary=self.boundary,
         )
+
+    def _in_tiles(self, call: Call, program: Program) -> Program:
+        """The call with its losses in blocks; in a `jax.checkpoint`, if not outside."""
+        most, found = self.options.tiles, all_tiled(program, self.options.tiles)
+        if found is None and not self.options.keep_checkpoint:
+            found = all_tiled(Program(inline(call.jaxpr)), most)
+        return found or program
 
 
 def run_call(
@@ -125,7 +131,7 @@ def _ordered_units(program: Program, options: Options) -> list[Any]:
         stacks = _stack_units(program, repeats)
         try:
             order = _topological(program, stacks)
-            return _in_segments(program, order) if options.segments else order
+            return in_segments(program, order) if options.segments else order
         except _Entangled as entangled:
             repeats = tuple(r for r in repeats if r is not entangled.repeat)
 
@@ -225,77 +231,6 @@ def _needs(program: Program, owner: Mapping[int, Any], unit: Any) -> list[Any]:
             if other is not unit and other not in needs:
                 needs.append(other)
     return needs
-
-
-def _in_segments(program: Program, order: list[Any]) -> list[Any]:
-    """The units with what stands between stacks cut into segments.
-
-    What has effects stands between segments, too: nothing of it runs twice.
-    """
-    order = _casts_late(program, order)
-    runs: list[list[int]] = [[]]
-    for unit in order:
-        single = isinstance(unit, int)
-        if single and not _jax.has_effects(program.nodes[unit].equation):
-            runs[-1].append(unit)
-        else:
-            runs.append([])
-    segments = find_segments(program, runs)
-    first = {s[0]: s for run in segments for s in run}
-    inside = {k for s in first.values() for k in s}
-    found, units = 0, []
-    for unit in order:
-        if isinstance(unit, int) and unit in first:
-            name = f"{program.fingerprint[:8]}.s{found}"
-            units.append(segment_of(program, name, first[unit]))
-            found += 1
-        elif not isinstance(unit, int) or unit not in inside:
-            units.append(unit)
-    return units
-
-
-def _casts_late(program: Program, order: list[Any]) -> list[Any]:
-    """The units in another order: casts of parameters come where they are read.
-
-    Written before the first layer, as `jax.tree.map` has them, they cross every cut.
-    """
-    made: set[int] = set()
-    early: dict[int, int] = {}
-    for unit in order:
-        if isinstance(unit, int):
-            node = program.nodes[unit]
-            own = all(i is None or i not in made or i in early for i in node.inputs)
-            if own and node.equation.primitive.name in _CASTS:
-                early |= dict.fromkeys(node.outputs, unit)
-            made.update(node.outputs)
-        else:
-            made.update(n for k in unit.positions for n in program.nodes[k].outputs)
-    placed: set[int] = set()
-    result: list[Any] = []
-
-    def place(position: int) -> None:
-        if position in placed:
-            return
-        placed.add(position)
-        for number in program.nodes[position].inputs:
-            if number in early:
-                place(early[number])
-        result.append(position)
-
-    for unit in order:
-        if isinstance(unit, int) and unit in early.values():
-            continue
-        for k in (unit,) if isinstance(unit, int) else unit.positions:
-            for number in program.nodes[k].inputs:
-                if number in early:
-                    place(early[number])
-        result.append(unit)
-    for position in early.values():  # what only results read
-        place(position)
-    return result
-
-
-_CASTS = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "transpose"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

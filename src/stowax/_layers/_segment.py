@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import _jax
 from .._jaxprs._jaxpr import Program, bind, spec_of, trace
+from .._jaxprs._segments import find_segments
 from ._stack import Stack
 
 
@@ -77,3 +78,74 @@ def segment_of(program: Program, name: str, positions: Sequence[int]) -> Segment
         outputs=outputs,
         body=trace(body, *(spec_of(program.avals[i]) for i in inputs)),
     )
+
+
+def in_segments(program: Program, order: list[Any]) -> list[Any]:
+    """The units with what stands between stacks cut into segments.
+
+    What has effects stands between segments, too: nothing of it runs twice.
+    """
+    order = _casts_late(program, order)
+    runs: list[list[int]] = [[]]
+    for unit in order:
+        single = isinstance(unit, int)
+        if single and not _jax.has_effects(program.nodes[unit].equation):
+            runs[-1].append(unit)
+        else:
+            runs.append([])
+    segments = find_segments(program, runs)
+    first = {s[0]: s for run in segments for s in run}
+    inside = {k for s in first.values() for k in s}
+    found, units = 0, []
+    for unit in order:
+        if isinstance(unit, int) and unit in first:
+            name = f"{program.fingerprint[:8]}.s{found}"
+            units.append(segment_of(program, name, first[unit]))
+            found += 1
+        elif not isinstance(unit, int) or unit not in inside:
+            units.append(unit)
+    return units
+
+
+def _casts_late(program: Program, order: list[Any]) -> list[Any]:
+    """The units in another order: casts of parameters come where they are read.
+
+    Written before the first layer, as `jax.tree.map` has them, they cross every cut.
+    """
+    made: set[int] = set()
+    early: dict[int, int] = {}
+    for unit in order:
+        if isinstance(unit, int):
+            node = program.nodes[unit]
+            own = all(i is None or i not in made or i in early for i in node.inputs)
+            if own and node.equation.primitive.name in _CASTS:
+                early |= dict.fromkeys(node.outputs, unit)
+            made.update(node.outputs)
+        else:
+            made.update(n for k in unit.positions for n in program.nodes[k].outputs)
+    placed: set[int] = set()
+    result: list[Any] = []
+
+    def place(position: int) -> None:
+        if position in placed:
+            return
+        placed.add(position)
+        for number in program.nodes[position].inputs:
+            if number in early:
+                place(early[number])
+        result.append(position)
+
+    for unit in order:
+        if isinstance(unit, int) and unit in early.values():
+            continue
+        for k in (unit,) if isinstance(unit, int) else unit.positions:
+            for number in program.nodes[k].inputs:
+                if number in early:
+                    place(early[number])
+        result.append(unit)
+    for position in early.values():  # what only results read
+        place(position)
+    return result
+
+
+_CASTS = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "transpose"})

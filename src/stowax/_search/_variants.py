@@ -133,7 +133,10 @@ def in_tiles(rolled: Space, budget: int) -> Space | None:
     options = dataclasses.replace(own.options, tiles=_TILES)
     if wanted is False:
         return None
-    step = trace_step(own.step.recording, own.specs, options)
+    try:
+        step = trace_step(own.step.recording, own.specs, options)
+    except Exception:
+        return None
     if not any(traced.stack.tiles for traced in step.stacks.values()):
         return None
     name, free = _written(rolled, tiles=_TILES) or ("", _surveyed(own, options))

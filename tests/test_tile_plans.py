@@ -8,8 +8,11 @@ import pytest
 
 import stowax
 from planned_models import compiled_total, plan, spec
-from planned_steps import assert_close
+from planned_steps import assert_close, kept_at_random
+from planned_steps import planned as planned_with
 from stowax._errors import ArgumentError
+from stowax._records._stages import Options
+from stowax._step._trace import trace_step
 from tiled_losses import by_index
 
 TOKENS, WIDTH, VOCABULARY, LAYERS = 8192, 128, 16384, 4
@@ -71,6 +74,21 @@ def test_a_plan_in_blocks_is_kept_in_a_file_and_computes_the_same(tmp_path):
     tokens = jax.random.randint(jax.random.key(2), (TOKENS,), 0, VOCABULARY)
     expected = jax.jit(train_step)(weights, tokens)
     assert_close(jax.jit(read.apply(train_step))(weights, tokens), expected)
+
+
+@pytest.mark.parametrize("options", [Options(tiles=8), Options(tiles=8, segments=True)])
+def test_blocks_under_any_decisions(options):
+    weights = {
+        "embedding": jax.random.normal(jax.random.key(0), (512, 64)) / 8,
+        "layers": jax.random.normal(jax.random.key(1), (LAYERS, 64, 64)) / 8,
+    }
+    args = weights, jax.random.randint(jax.random.key(2), (1024,), 0, 512)
+    traced = trace_step(train_step, args, options)
+    assert [t.stack.count for t in traced.stacks.values() if t.stack.tiles] == [8]
+    expected = jax.jit(train_step)(*args)
+    for seed in range(3):
+        run = planned_with(train_step, args, kept_at_random(seed), options, traced)
+        assert_close(jax.jit(run)(*args), expected)
 
 
 def test_blocks_can_be_asked_for_and_forbidden():

@@ -146,10 +146,11 @@ def _joined(blocks: Any, axis: int) -> Any:
 
 
 def _beyond(program: Program, tiling: Tiling) -> set[int]:
-    """Positions of the nodes that depend on what comes out of the region."""
+    """Positions of the nodes that make something of what comes out of the region."""
     made = {i for i, _ in tiling.returned} | {*tiling.summed}
     found: set[int] = set()
-    for position, node in enumerate(program.nodes):
+    for position in program.closure(program.outputs_read, (), effects=True):
+        node = program.nodes[position]
         if position not in tiling.own and not made.isdisjoint(node.inputs):
             found.add(position)
             made.update(node.outputs)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stowax._update._inline import ELEMENTWISE
+from stowax._jaxprs._elementwise import ELEMENTWISE
 
 OPERANDS = {
     "and": "bool",

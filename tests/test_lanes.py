@@ -55,7 +55,7 @@ def test_an_operation_on_blocks_makes_blocks_of_its_results(function):
             if any(size % 2 for size in sizes):
                 continue
             lanes += 1
-            equation = on_blocks(node.equation, lane, 2)
+            equation = on_blocks(node.equation, lane, 1, 2)
             halves = []
             for part in (0, 1):
                 cut = [

@@ -14,8 +14,8 @@ sharding rules call a lane a factor.)
 (0, None) (0,) False
 (None, 1) (1,) False
 
-An axis is cut in equal parts, one after the other, and as many in every array. Where a
-reshape splits an axis or joins several, that holds for the first of them alone.
+An axis is cut in parts, one after the other, in the same proportion in every array.
+Where a reshape splits an axis or joins several, that holds for the first of them alone.
 """
 
 import dataclasses
@@ -51,15 +51,15 @@ def lanes_of(equation: Any) -> list[Lane]:
     return list(rule(equation)) if rule else []
 
 
-def on_blocks(equation: Any, lane: Lane, count: int) -> Any:
-    """The equation with the parameters it has on one of `count` blocks of a lane."""
+def on_blocks(equation: Any, lane: Lane, part: int, whole: int) -> Any:
+    """The equation with the parameters it has on a block: `part` of a `whole` lane."""
     key, axis = _SIZED.get(equation.primitive.name), lane.outs[0]
     if equation.primitive.name == "gather":
         axis = lane.ins[0] if lane.ins[1] is None else None
     if key is None or axis is None:
         return equation
     sizes = list(equation.params[key])
-    sizes[axis] //= count
+    sizes[axis] = sizes[axis] * part // whole
     return equation.replace(params={**equation.params, key: tuple(sizes)})
 
 

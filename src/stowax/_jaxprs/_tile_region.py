@@ -38,6 +38,8 @@ _FREE = ELEMENTWISE | {
 class Tiling:
     """A region of a program that runs in `count` blocks.
 
+    Every axis that is cut has so many `steps`, of one or more places; a block has a
+    whole number of them. Those that blocks of equal size leave run by themselves.
     `lanes` has the region's nodes by their positions, in order, with the lane each is
     cut along; nodes that are not its `own` may run outside, too. `cut` are values from
     outside of which a block reads its part, each with the axis; `returned` those that
@@ -46,12 +48,18 @@ class Tiling:
     """
 
     count: int
+    steps: int
     lanes: Mapping[int, Lane]
     own: frozenset[int]
     bytes: int
     cut: tuple[tuple[int, int], ...]
     returned: tuple[tuple[int, int], ...]
     summed: tuple[int, ...]
+
+    @property
+    def left(self) -> int:
+        """Steps that blocks of equal size leave."""
+        return self.steps % self.count
 
 
 def find_tiling(program: Program, most: int, least: int = 0) -> Tiling | None:
@@ -90,7 +98,7 @@ def find_tiling(program: Program, most: int, least: int = 0) -> Tiling | None:
             and not (lane.ins[side] == 0 and _is_spread(program, seed))
         ]
         if any(found):
-            return max(filter(None, found), key=lambda tiling: tiling.count)
+            return max(filter(None, found), key=lambda t: (t.count, -t.left))
     return None
 
 
@@ -245,11 +253,12 @@ class _Region:
         out = [(i, axis) for i, axis in self.own.items() if i in read]
         returned = tuple((i, axis) for i, axis in out if axis is not None)
         escaping = sum(_bytes(program, i) for i, _ in out)
-        count = self._count(most)
-        if count is None or not out or escaping > self.large or not self._is_sound():
+        count, steps = self._count(most)
+        if not count or not out or escaping > self.large or not self._is_sound():
             return None
         return Tiling(
             count=count,
+            steps=steps,
             lanes=dict(sorted(self.lanes.items())),
             own=frozenset(own),
             bytes=self.bytes,
@@ -280,14 +289,18 @@ class _Region:
         spec = () if sharding is None else tuple(sharding.spec)
         return axis is not None and axis < len(spec) and spec[axis] is not None
 
-    def _count(self, most: int) -> int | None:
-        """The most blocks that all axes can be cut in."""
+    def _count(self, most: int) -> tuple[int, int]:
+        """The most blocks of which none is smaller than what they leave, and the steps.
+
+        The steps are what all axes can be cut in. No blocks are 0.
+        """
         avals, equation = self.program.avals, self.program.nodes[self.seed].equation
         read, made = values_of(self.program, self.lanes)
         cut = [(i, axis) for i, axis in read | made if axis is not None]
-        size = math.gcd(*(avals[i].shape[axis] for i, axis in cut))
+        steps = math.gcd(*(avals[i].shape[axis] for i, axis in cut))
         over = equation.params["dimension_numbers"][0][self.side]
         shape = equation.invars[self.side].aval.shape
         rows = math.prod(n for k, n in enumerate(shape) if k not in over)
         most = min(most, rows // _LEAST_ROWS)
-        return next((n for n in range(most, 1, -1) if size % n == 0), None)
+        counts = (n for n in range(most, 1, -1) if steps % n <= steps // n)
+        return next(counts, 0), steps

@@ -12,6 +12,7 @@ values are kept, or computed again block by block. Numbers are those of the prog
 for the order of sums over tokens: of scalars, and of gradients that all blocks add to.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,46 +83,59 @@ def _run_blocks(
     program: Program, tiling: Tiling, env: Mapping[int, Any]
 ) -> dict[int, Any]:
     """The values that come out of a region."""
-    count = tiling.count
-    starts = [_zero(program.avals[i]) for i in tiling.summed]
-    blocks = [_in_blocks(env[i], axis, count) for i, axis in tiling.cut]
+    parts = [_in_blocks(env[i], axis, tiling) for i, axis in tiling.cut]
 
-    def block(totals: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
-        own: dict[Any, Any] = dict(zip(tiling.cut, parts, strict=True))
-        made: dict[tuple[int, Axis], Any] = {}
-        for position, lane in tiling.lanes.items():
-            node = program.nodes[position]
-            read = [
-                atom.val
-                if number is None
-                else made[number, axis]
-                if (number, axis) in made
-                else own[number, axis]
-                if axis is not None
-                else env[number]
-                for number, axis, atom in zip(
-                    node.inputs, lane.ins, node.equation.invars, strict=True
-                )
-            ]
-            out = bind(on_blocks(node.equation, lane, count), read)
-            keys = zip(node.outputs, lane.outs, strict=True)
-            made.update(zip(keys, out, strict=True))
-        sums = [
-            total + made[i, None].astype(total.dtype)
-            for total, i in zip(totals, tiling.summed, strict=True)
+    def block(totals: list[Any], parts: list[Any], steps: int) -> tuple[Any, Any]:
+        made = _run_block(program, tiling, env, parts, steps)
+        sums = zip(totals, tiling.summed, strict=True)
+        totals = [total + made[i, None].astype(total.dtype) for total, i in sums]
+        return totals, [made[key] for key in tiling.returned]
+
+    equal = functools.partial(block, steps=tiling.steps // tiling.count)
+    zeros = [_zero(program.avals[i]) for i in tiling.summed]
+    totals, blocks = jax.lax.scan(equal, zeros, [blocks for blocks, _ in parts])
+    axes = [axis for _, axis in tiling.returned]
+    found = [_joined(value, axis) for value, axis in zip(blocks, axes, strict=True)]
+    if tiling.left:
+        totals, rest = block(totals, [rest for _, rest in parts], tiling.left)
+        found = [
+            jax.lax.concatenate(both, axis)
+            for *both, axis in zip(found, rest, axes, strict=True)
         ]
-        return sums, [made[key] for key in tiling.returned]
-
-    totals, returned = jax.lax.scan(block, starts, blocks, length=count)
-    found = {
-        i: _joined(value, axis)
-        for (i, axis), value in zip(tiling.returned, returned, strict=True)
-    }
-    found |= dict(zip(tiling.summed, totals, strict=True))
+    numbers = [*tiling.summed, *(i for i, _ in tiling.returned)]
     return {
         i: typed_as(value.astype(program.avals[i].dtype), program.avals[i])
-        for i, value in found.items()
+        for i, value in zip(numbers, [*totals, *found], strict=True)
     }
+
+
+def _run_block(
+    program: Program,
+    tiling: Tiling,
+    env: Mapping[int, Any],
+    parts: Sequence[Any],
+    steps: int,
+) -> dict[tuple[int, Axis], Any]:
+    """The region on a block of so many steps, whose `parts` are of what is cut."""
+    cut: dict[Any, Any] = dict(zip(tiling.cut, parts, strict=True))
+    made: dict[tuple[int, Axis], Any] = {}
+    for position, lane in tiling.lanes.items():
+        node = program.nodes[position]
+        read = [
+            atom.val
+            if number is None
+            else made[number, axis]
+            if (number, axis) in made
+            else cut[number, axis]
+            if axis is not None
+            else env[number]
+            for number, axis, atom in zip(
+                node.inputs, lane.ins, node.equation.invars, strict=True
+            )
+        ]
+        out = bind(on_blocks(node.equation, lane, steps, tiling.steps), read)
+        made.update(zip(zip(node.outputs, lane.outs, strict=True), out, strict=True))
+    return made
 
 
 def _zero(aval: Any) -> Any:
@@ -130,11 +144,14 @@ def _zero(aval: Any) -> Any:
     return jnp.zeros(aval.shape, jnp.float32 if narrow else aval.dtype)
 
 
-def _in_blocks(value: Any, axis: int, count: int) -> Any:
-    """An array with its blocks along a first axis of their own."""
-    shape = value.shape
-    split = (*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :])
-    return jnp.moveaxis(jnp.reshape(value, split), axis, 0)
+def _in_blocks(value: Any, axis: int, tiling: Tiling) -> tuple[Any, Any]:
+    """An array's blocks, along a first axis of their own, and what they leave."""
+    shape, count = value.shape, tiling.count
+    size = shape[axis] // tiling.steps * (tiling.steps // count)
+    equal = jax.lax.slice_in_dim(value, 0, count * size, axis=axis)
+    split = (*shape[:axis], count, size, *shape[axis + 1 :])
+    rest = jax.lax.slice_in_dim(value, count * size, None, axis=axis)
+    return jnp.moveaxis(jnp.reshape(equal, split), axis, 0), rest
 
 
 def _joined(blocks: Any, axis: int) -> Any:

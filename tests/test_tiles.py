@@ -116,6 +116,18 @@ def test_values_that_are_needed_cut_and_whole(loss, width):
         assert_close(results(blocks, args), results(program, args), roundings=4096)
 
 
+def test_a_region_of_which_nothing_is_cut():
+    def loss(x, head):
+        places = jax.lax.broadcasted_iota(jnp.float32, (2048, D), 1)
+        return jnp.tanh(places @ head).sum() + x.sum()
+
+    args = normal(4, 4), normal(D, 4 * D)
+    program = program_of(loss, *args)
+    found = find_tiling(program, 8)
+    assert not found.cut
+    assert_close(results(tiled(program, found), args), results(program, args))
+
+
 def test_two_heads_have_blocks_each():
     def two(x, head, labels, mask):
         ahead = jax.nn.log_softmax(jnp.tanh(x) @ head)

@@ -93,7 +93,9 @@ def _run_blocks(
 
     equal = functools.partial(block, steps=tiling.steps // tiling.count)
     zeros = [_zero(program.avals[i]) for i in tiling.summed]
-    totals, blocks = jax.lax.scan(equal, zeros, [blocks for blocks, _ in parts])
+    totals, blocks = jax.lax.scan(
+        equal, zeros, [blocks for blocks, _ in parts], length=tiling.count
+    )
     axes = [axis for _, axis in tiling.returned]
     found = [_joined(value, axis) for value, axis in zip(blocks, axes, strict=True)]
     if tiling.left:

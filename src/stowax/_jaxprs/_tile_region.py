@@ -70,13 +70,13 @@ def find_tiling(program: Program, most: int, least: int = 0) -> Tiling | None:
     Over several devices the first axis of what is cut stays whole: batches are spread
     along it.
 
-    >>> from stowax._jaxprs._jaxpr import Program
+    >>> from stowax._jaxprs._jaxpr import Program, inline
     >>> from stowax._jaxprs._tile_region import find_tiling
     >>> def loss(x, head, labels):
     ...     logp = jax.nn.log_softmax(x @ head)
     ...     return -jnp.take_along_axis(logp, labels[:, None], 1).mean()
     >>> shapes = jnp.ones((4096, 64)), jnp.ones((64, 512)), jnp.ones(4096, int)
-    >>> found = find_tiling(Program(jax.make_jaxpr(loss)(*shapes)), 8)
+    >>> found = find_tiling(Program(inline(jax.make_jaxpr(loss)(*shapes))), 8)
     >>> found.count, found.returned, len(found.summed)
     (8, (), 1)
     """

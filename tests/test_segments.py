@@ -150,7 +150,10 @@ def test_effects_stand_between_segments():
 # --- plans ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("target", "percent"), [("h200", 50), ("v5p-8", 80)])
+@pytest.mark.parametrize(
+    ("target", "percent"),
+    [("h200", 50), pytest.param("v5p-8", 80, marks=pytest.mark.slow)],
+)
 def test_a_model_without_layers_fits_in_part_of_its_memory(target, percent):
     whole = planned(target=target)
     assert whole.outcome == "unneeded"

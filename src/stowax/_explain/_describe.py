@@ -205,11 +205,13 @@ def notes(
         )
     tiles = [t.stack for t in survey.step.stacks.values() if t.stack.tiles]
     if tiles and decisions:
+        places = dict.fromkeys(short_source(stack.source) for stack in tiles)
+        most = max(stack.count for stack in tiles)
         found.insert(
             0,
-            f"what is made of the product at {short_source(tiles[0].source)} runs in "
-            f"{tiles[0].count} blocks of tokens: sums over tokens, those of gradients "
-            "too, are added up in another order. forbid=('tile',) rules it out",
+            f"what is made of the product at {' and at '.join(places)} runs in {most} "
+            "blocks of tokens: sums over tokens, those of gradients too, are added up "
+            "in another order. forbid=('tile',) rules it out",
         )
     left = survey.step.recording.left
     if left:

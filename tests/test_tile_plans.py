@@ -120,5 +120,10 @@ def test_blocks_that_there_are_not():
         "loss that works token by token. Pin it to 'keep' or 'recompute', or leave the "
         "pin out."
     )
+    with pytest.raises(ArgumentError) as caught:
+        plan(step, spec(4, 64, 64), spec(8, 64), pin={"*": "tile"}, forbid=("tile",))
+    assert str(caught.value) == (
+        "pin['*']: got 'tile', which is forbidden by 'tile'. Leave out one of the two."
+    )
     with pytest.raises(ArgumentError, match="Write 'tile' alone"):
         plan(step, spec(4, 64, 64), spec(256, 64), forbid=("tile:*loss*",))

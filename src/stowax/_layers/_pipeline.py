@@ -110,8 +110,7 @@ def run_stack(
         ]
         perturbed = [*(p.perturbed for p in consts), *(p.perturbed for p in carry)]
         active = [i for i, flag in enumerate([*perturbed, *layers]) if flag]
-        carried = split[0], stack.carry_count
-        body = linearize(stack.body, active, carried)
+        body = linearize(stack.body, active, (split[0], stack.carry_count))
         mine = _for_inputs(stack, body.active_inputs)
         consts, carry, per_layer = values
         stored = dict(choose(mine, body))

@@ -168,9 +168,11 @@ def _pin_prices(space: Space, search: Search) -> tuple[PinPrice, ...]:
     prices = []
     for pattern, decision in preferences.patterns():
         without = preferences.without(pattern, decision)
-        problem = space.problem(budget, survey=narrowed(free, without))
-        if decision == TILE:
-            problem = search.rolled.problem(budget)
+        problem = (
+            search.rolled.problem(budget)
+            if decision == TILE
+            else space.problem(budget, survey=narrowed(free, without))
+        )
         matched = preferences.count(pattern, decision)
         prices.append(
             PinPrice(

@@ -135,7 +135,7 @@ def in_tiles(rolled: Space, budget: int) -> Space | None:
         return None
     try:
         step = trace_step(own.step.recording, own.specs, options)
-    except Exception:
+    except Exception:  # what cannot be read in this way is planned in the others
         return None
     if not any(traced.stack.tiles for traced in step.stacks.values()):
         return None

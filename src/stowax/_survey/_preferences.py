@@ -95,6 +95,13 @@ class Preferences:
             *(_pin(pattern, decision) for pattern, decision in pin.items()),
             *(_forbidden(text) for text in forbid),
         )
+        tiles = {rule.pinned: rule for rule in self._rules if rule.decision == TILE}
+        if len(tiles) > 1:
+            raise ArgumentError(
+                tiles[True].argument,
+                f"{TILE!r}, which is forbidden by {TILE!r}",
+                "Leave out one of the two.",
+            )
         self._least_bytes = least_bytes
         self._met: dict[_Rule, dict[Value, bool]] = {r: {} for r in self._rules}
         self._seen: dict[str, None] = {}

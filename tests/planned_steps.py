@@ -56,12 +56,13 @@ def at_random(seed):
 
 
 def kept_at_random(seed):
-    """The same, nothing in host memory where code runs as it is written."""
+    """The same, nothing in host memory of layers as they are written, or in groups."""
     choose = at_random(seed)
 
     def kept(stack, body):
         stored = choose(stack, body)
-        return dict.fromkeys(stored, "keep") if stack.as_written else stored
+        stays = stack.as_written or stack.group
+        return dict.fromkeys(stored, "keep") if stays else stored
 
     return kept
 

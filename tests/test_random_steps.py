@@ -69,6 +69,11 @@ BINARY = {
     "attend": lambda x, y: jax.nn.softmax(x @ y.T, axis=-1) @ x,
 }
 
+WAYS = (
+    *("scan", "rolled loop", "loop as written"),
+    *("scan in groups", "rolled loop in groups"),
+)
+
 unary = st.tuples(st.sampled_from(sorted(UNARY)), st.integers(0, 7))
 binary = st.tuples(
     st.sampled_from(sorted(BINARY)), st.integers(0, 7), st.integers(0, 7)
@@ -122,11 +127,12 @@ def make_step(program, count, unrolled):
 
 def planned(step, count, how, seed):
     """The step under random decisions, without the trace that a plan starts from."""
-    options = Options(as_written=how == "loop as written")
-    decide = kept_at_random(seed) if options.as_written else at_random(seed)
+    options = Options(as_written=how == "loop as written", group=2 * ("groups" in how))
+    stays = options.as_written or options.group
+    decide = kept_at_random(seed) if stays else at_random(seed)
 
     def choose(stack, body):
-        assert how != "scan" or stack.count == count
+        assert how not in ("scan", "scan in groups") or stack.count == count
         return decide(stack, body)
 
     def run(*args):
@@ -143,12 +149,12 @@ def planned(step, count, how, seed):
 @settings(max_examples=STEPS)
 @given(
     program=layers,
-    count=st.integers(2, 3),
-    how=st.sampled_from(["scan", "rolled loop", "loop as written"]),
+    count=st.integers(2, 5),
+    how=st.sampled_from(WAYS),
     seed=st.integers(0, 2**16),
 )
 def test_random_steps_to_the_bit(program, count, how, seed):
-    unrolled = how != "scan"
+    unrolled = "loop" in how
     step, args = make_step(program, count, unrolled), arguments(count)
     with unfused():
         got, expected = planned(step, count, how, seed)(*args), step(*args)
@@ -165,13 +171,13 @@ def test_random_steps_to_the_bit(program, count, how, seed):
 @settings(max_examples=COMPILED)
 @given(
     program=layers,
-    count=st.integers(2, 3),
-    how=st.sampled_from(["scan", "rolled loop", "loop as written"]),
+    count=st.integers(2, 5),
+    how=st.sampled_from(WAYS),
     seed=st.integers(0, 2**16),
 )
 def test_random_steps_compiled(program, count, how, seed):
     # XLA leaves out some roundings to half precision, in each program others.
     program = [one for one in program if one[0] != "half"] or [("tanh", 0)]
-    step, args = make_step(program, count, how != "scan"), arguments(count)
+    step, args = make_step(program, count, "loop" in how), arguments(count)
     run = jax.jit(planned(step, count, how, seed))
     assert_close(run(*args), jax.jit(step)(*args))

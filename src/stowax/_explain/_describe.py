@@ -3,11 +3,12 @@
 Pure bookkeeping on records; nothing here decides anything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._hardware._pinned import beyond_the_pool
 from .._jaxprs._canonical import outline
+from .._layers._stack import Stack
 from .._planner import baselines, evaluate, policies
 from .._records._plan import Baseline, DecisionRecord, StackRecord
 from .._records._stages import (
@@ -73,7 +74,7 @@ def decision_records(
                     body.name,
                     value,
                     count,
-                    bytes=0 if value.virtual else value.bytes * body.count // count,
+                    bytes=0 if value.virtual else value.bytes * body.copies // count,
                     decision=decision,
                     travel=stored.get(value.index, "").partition(" ")[2] or None,
                     reason=reason_of(survey, body, value, decision, parts),
@@ -98,7 +99,7 @@ def decision_records(
 def _count(survey: Survey, body: Body, value: Value) -> int:
     """How many arrays a value stands for: one a layer, or all that are alike."""
     if body.phase == "layers" or survey.state is None:
-        return body.count
+        return body.copies
     return len(survey.state.leaves[value.index])
 
 
@@ -123,6 +124,7 @@ def stack_records(
                 unrolled=traced.stack.separate and not traced.stack.segment,
                 segment=traced.stack.segment,
                 tiles=traced.stack.tiles,
+                group=traced.stack.group,
                 fingerprint=traced.body.forward.fingerprint,
                 forward_seconds=body.forward_seconds,
                 backward_seconds=body.backward_seconds,
@@ -195,24 +197,8 @@ def notes(
             "written: nothing of them has to leave the device. Pin an activation or a "
             "parameter to 'offload' to have them run as a loop",
         )
-    segments = sum(t.stack.segment for t in survey.step.stacks.values())
-    if segments and decisions:
-        found.insert(
-            0,
-            f"what stands outside of layers is planned in {segments} segments: "
-            "its values are kept or computed again, and none leaves the device, as XLA "
-            "drops copies in straight-line code",
-        )
-    tiles = [t.stack for t in survey.step.stacks.values() if t.stack.tiles]
-    if tiles and decisions:
-        places = dict.fromkeys(short_source(stack.source) for stack in tiles)
-        most = max(stack.count for stack in tiles)
-        found.insert(
-            0,
-            f"what is made of the product at {' and at '.join(places)} runs in {most} "
-            "blocks of tokens: sums over tokens, those of gradients too, are added up "
-            "in another order. forbid=('tile',) rules it out",
-        )
+    if decisions:
+        found[:0] = _ways_of_running([t.stack for t in survey.step.stacks.values()])
     left = survey.step.recording.left
     if left:
         found.insert(0, f"what is marked runs as it is written: {'; '.join(left)}")
@@ -243,6 +229,35 @@ def notes(
         )
     found += survey.refused
     return tuple(found)
+
+
+def _ways_of_running(stacks: Sequence[Stack]) -> list[str]:
+    """What runs otherwise than the user wrote it: blocks, groups, segments."""
+    found = []
+    tiles = [stack for stack in stacks if stack.tiles]
+    if tiles:
+        places = dict.fromkeys(short_source(stack.source) for stack in tiles)
+        most = max(stack.count for stack in tiles)
+        found.append(
+            f"what is made of the product at {' and at '.join(places)} runs in {most} "
+            "blocks of tokens: sums over tokens, those of gradients too, are added up "
+            "in another order. forbid=('tile',) rules it out"
+        )
+    found += [
+        f"the layers at {short_source(stack.source)} run in groups of {stack.group}: "
+        "only the input of each group's first layer is stored, and the group runs "
+        "forward once more before its backward pass"
+        for stack in stacks
+        if stack.group
+    ]
+    segments = sum(stack.segment for stack in stacks)
+    if segments:
+        found.append(
+            f"what stands outside of layers is planned in {segments} segments: "
+            "its values are kept or computed again, and none leaves the device, as XLA "
+            "drops copies in straight-line code"
+        )
+    return found
 
 
 def host_notes(

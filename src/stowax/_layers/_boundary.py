@@ -36,6 +36,7 @@ import jax
 
 from .. import _jax
 from .._jaxprs._jaxpr import spec_of
+from ._groups import backward_groups, forward_groups
 from ._host_layers import HostArray, HostLayers, Rows, host_layers
 from ._linearize import LinearizedBody
 from ._passes import (
@@ -141,6 +142,8 @@ def emit_forward(
 
     def build(arguments: Any, plan: HostPlan) -> Any:
         consts, carry, per_layer = arguments
+        if stack.group:
+            return forward_groups(stack, body, consts, carry, per_layer)
         return run_forward(
             stack,
             body,
@@ -173,6 +176,10 @@ def emit_backward(
 
     def build(arguments: Any, plan: HostPlan) -> Any:
         consts, per_layer, kept, cotangents = arguments
+        if stack.group:
+            return backward_groups(
+                stack, body, stored, consts, per_layer, kept, cotangents
+            )
         return run_backward(
             stack,
             body,

@@ -45,7 +45,8 @@ from ._boundary import (
     emit_forward,
     emit_plain,
 )
-from ._linearize import Linearize
+from ._groups import runs_again
+from ._linearize import Linearize, LinearizedBody
 from ._passes import Activity, zeros
 from ._stack import Choose, Stack, Stored, scope_name
 
@@ -71,17 +72,16 @@ def run_stack(
     row_major: bool = False,
     as_written: bool = False,
     segments: bool = False,
+    group: int = 0,
     label: bool = False,
     boundary: MutableMapping[str, Emission] | None = None,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Runs `stack` so that its backward pass stores what `choose` says.
 
     **Arguments:** `per_layer` holds one stacked array per input, or, for a `separate`
-    stack, one sequence of `count` arrays per input. **Returns:** final carry, the
-    per-layer outputs stacked along their first axis (a list each where they run
-    `as_written`), and the constants, handed through: what reads them later should read
-    these (see `LinearizedBody`: their cotangents are then added in the order of plain
-    JAX).
+    stack, one sequence of `count` arrays per input. **Returns:** final carry, stacked
+    per-layer outputs (a list each where they run `as_written`), and the constants,
+    handed through: what reads them later should read these (see `LinearizedBody`).
 
     With a `boundary`, each of the stack's loops is one `jit` equation of the traced
     step, and `boundary` receives, under that equation's name, what is needed to emit
@@ -91,6 +91,8 @@ def run_stack(
     stack = dataclasses.replace(
         stack, row_major=row_major, as_written=as_written, among_segments=segments
     )
+    if not (as_written or stack.tiles) and stack.count > group:
+        stack = dataclasses.replace(stack, group=group)
     split = stack.const_count, stack.const_count + stack.carry_count
 
     def by_kind(inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -104,14 +106,10 @@ def run_stack(
     def forward(consts: Any, carry: Any, per_layer: Any) -> tuple[Any, Any]:
         inputs = (consts, carry, per_layer)
         values = jax.tree.map(lambda p: p.value, inputs, is_leaf=_is_primal)
-        layers = [
-            any(p.perturbed for p in leaf) if stack.separate else leaf.perturbed
-            for leaf in per_layer
-        ]
-        perturbed = [*(p.perturbed for p in consts), *(p.perturbed for p in carry)]
-        active = [i for i, flag in enumerate([*perturbed, *layers]) if flag]
+        leaves = [*consts, *carry, *per_layer]
+        active = [i for i, leaf in enumerate(leaves) if _is_perturbed(leaf)]
         body = linearize(stack.body, active, (split[0], stack.carry_count))
-        mine = _for_inputs(stack, body.active_inputs)
+        mine = _for_inputs(stack, body)
         consts, carry, per_layer = values
         stored = dict(choose(mine, body))
         carry, ys, kept = emit_forward(
@@ -144,18 +142,25 @@ def run_stack(
     return run(list(consts), list(carry), [_as_sequence(stack, x) for x in per_layer])
 
 
-def _for_inputs(stack: Stack, active_inputs: Sequence[int]) -> Stack:
+def _for_inputs(stack: Stack, body: LinearizedBody) -> Stack:
     """The stack under a name that says which inputs are differentiated.
 
     A loss may be differentiated by its weights here and by its inputs there: the bodies
-    differ, and a plan has decisions for each.
+    differ, and a plan has decisions for each. Layers with effects are in no groups.
     """
-    inputs = sum(1 << i for i in active_inputs)
-    return dataclasses.replace(stack, name=f"{stack.name}-{inputs:x}")
+    inputs = sum(1 << i for i in body.active_inputs)
+    group = stack.group if stack.group and runs_again(stack, body) else 0
+    return dataclasses.replace(stack, name=f"{stack.name}-{inputs:x}", group=group)
 
 
 def _is_primal(leaf: Any) -> bool:
     return hasattr(leaf, "perturbed")
+
+
+def _is_perturbed(leaf: Any) -> bool:
+    """Whether an input is differentiated, or one of a list of them."""
+    leaves = leaf if isinstance(leaf, list) else [leaf]
+    return any(primal.perturbed for primal in leaves)
 
 
 def _as_sequence(stack: Stack, x: Any) -> Any:

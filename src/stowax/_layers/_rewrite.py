@@ -57,7 +57,10 @@ class Rewriter:
     def run(self, call: Call) -> list[Any]:
         """The outputs of a call, its stacks run as `choose` says."""
         options = self.options
-        key = "units", dataclasses.replace(options, row_major=False, as_written=False)
+        key = (
+            "units",
+            dataclasses.replace(options, row_major=False, as_written=False, group=0),
+        )
         if key not in call.known:
             program = call.program(options.keep_checkpoint)
             if options.tiles:
@@ -104,6 +107,7 @@ def run_call(
         row_major=options.row_major,
         as_written=options.as_written,
         segments=options.segments,
+        group=options.group,
         label=label,
         boundary=boundary,
     )

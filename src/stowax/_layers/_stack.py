@@ -31,7 +31,8 @@ class Stack:
     are `as_written` are no loop (see `_straight`). A `segment` of straight-line code is
     one layer written so, all inputs constants (see `_segment`); stacks of a step
     that is cut into such are `among_segments`. Layers that are `tiles` are blocks of
-    tokens (see `_jaxprs._tiles`).
+    tokens (see `_jaxprs._tiles`). Of layers in groups of `group` (0: none) each
+    group's first input is stored (see `_groups`).
     """
 
     name: str
@@ -47,6 +48,7 @@ class Stack:
     segment: bool = False
     among_segments: bool = False
     tiles: bool = False
+    group: int = 0
 
     def lay_out(self, value: Any) -> Any:
         """`value`, to be stored or just read, in the order in which it is stored.

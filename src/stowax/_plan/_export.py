@@ -110,6 +110,12 @@ def _stack_code(
         return (
             f"{head}# Everything is kept, which is what JAX does: leave it as it is.\n"
         )
+    if stack.group:
+        head += (
+            f"# They run in groups of {stack.group}: write a scan over the groups.\n"
+            "# Its body, under jax.checkpoint, is a scan over the layers of one\n"
+            "# group, and the layer has this policy.\n#\n"
+        )
     named, unnamed = _name_all(stack, decisions, taken)
     lines = [*_annotations(named), *_impossible(unnamed)]
     if stack.unrolled and any(d.decision == "offload" for d in decisions):

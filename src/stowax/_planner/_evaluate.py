@@ -38,7 +38,7 @@ from .._records._stages import (
     Problem,
     updated_on_host,
 )
-from ._tables import BodyTable, cannot_run_again, maker, tables
+from ._tables import BodyTable, base_seconds, cannot_run_again, maker, tables
 
 STORED = ("keep", "offload")
 
@@ -176,9 +176,7 @@ def priced(
         backward_used.append(_share(backward, window))
     if depth > 1 and offloaded and problem.bodies[-1].phase == "layers":
         exposed += offloaded[-1] / problem.link.host_to_device
-    base = problem.other_seconds + sum(
-        b.count * (b.forward_seconds + b.backward_seconds) for b in problem.bodies
-    )
+    base = base_seconds(problem)
     return Evaluation(
         seconds=base + again + storing + exposed + hosting,
         device_bytes=_device_bytes(
@@ -254,7 +252,8 @@ def _device_bytes(
     of bodies 0..k are alive. Writing late leaves the last run's offloaded values of
     each of those bodies on the device as well (one D each, none without pipelining);
     reading early holds `prefetch_depth - 1` further D of body k. State that is kept is
-    a stack that is alive throughout; what streams in blocks takes nothing.
+    a stack that is alive throughout; what streams in blocks takes nothing. Layers in
+    groups store nothing before their backward pass but what is reserved.
     """
     stacks, peak = 0.0, 0.0
     for table, chosen, again, moved in zip(
@@ -262,7 +261,8 @@ def _device_bytes(
     ):
         early = 0 if table.body.phase == "update" else problem.prefetch_depth - 1
         late = min(early, 1)
-        stacks += table.kept[[d == "keep" for d in chosen]].sum()
+        kept = table.kept[[d == "keep" for d in chosen]].sum()
+        before, stacks = stacks, stacks + kept
         stacks += table.offloaded[[d == "offload" for d in chosen]].sum()
         if len(table.reserved):
             working = np.zeros(len(table.bytes))
@@ -273,7 +273,7 @@ def _device_bytes(
             at_points = table.reserved + table.live @ working
             at_points += sum(p.in_flight for p in passages)
             peak = max(peak, stacks + early * moved + at_points.max())
-        stacks += late * moved
+        stacks = before if table.body.group else stacks + late * moved
     return int(max(peak, problem.loss_reserved_bytes + stacks))
 
 

@@ -171,6 +171,7 @@ def _device_rows(
         update = table.body.phase == "update"
         early = 0 if update else problem.prefetch_depth - 1
         late = min(early, 1)
+        before = dict(stacks)
         stacks |= {k: table.kept[i] for i, k in c.keep.items()}
         stacks |= {k: table.offloaded[i] for i, k in c.offload.items()}
         staged = {k: early * table.bytes[i] for i, k in c.offload.items()}
@@ -191,6 +192,8 @@ def _device_rows(
         stacks |= {
             k: late * table.bytes[i] + table.offloaded[i] for i, k in c.offload.items()
         }
+        if table.body.group:  # stored for its own backward pass only
+            stacks = before
     loss = float(problem.loss_reserved_bytes)
     moments.append((stacks, loss, "device memory at the loss"))
     largest = max(reserved + sum(terms.values()) for terms, reserved, _ in moments)

@@ -24,7 +24,7 @@ def polish(
     fitting.
     """
     stored = [
-        (value.bytes * body.count, k, value.index)
+        (value.bytes * body.copies, k, value.index)
         for k, body in enumerate(problem.bodies)
         for value in body.values
         if decisions[k][value.index] in STORED
@@ -73,7 +73,7 @@ def _rank(
 ) -> tuple[float, int, int]:
     """Seconds to 9 digits, bytes moved, bytes kept."""
     kept = sum(
-        body.count * value.bytes
+        body.copies * value.bytes
         for body, chosen in zip(problem.bodies, decisions, strict=True)
         for value, decision in zip(body.values, chosen, strict=True)
         if decision == "keep"

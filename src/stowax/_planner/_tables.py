@@ -50,7 +50,7 @@ def body_table(body: Body) -> BodyTable:
     )
     sizes = [0 if value.virtual else value.bytes for value in body.values]
     kept = [
-        body.count * size + value.keep_more
+        body.copies * size + value.keep_more
         for size, value in zip(sizes, body.values, strict=True)
     ]
     return BodyTable(
@@ -113,6 +113,5 @@ def base_seconds(problem: Problem) -> float:
     No decision can be faster: every other term of the model is at least zero.
     """
     return problem.other_seconds + sum(
-        body.count * (body.forward_seconds + body.backward_seconds)
-        for body in problem.bodies
+        body.count * body.run_seconds for body in problem.bodies
     )

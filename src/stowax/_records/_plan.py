@@ -15,7 +15,7 @@ from .._files import write_whole
 from ._peak import MemoryPeak
 from ._stages import Decision, Options, Outcome, Role
 
-FORMAT_VERSION = 14
+FORMAT_VERSION = 15
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -66,7 +66,8 @@ class StackRecord:
     step is known by. The outline of a body that runs as it is written is empty. Seconds
     are of one layer; a window used is the part of them that copies take. A `segment` is
     straight-line code between layers, which runs once; layers that are `tiles` are
-    blocks of tokens, which no loop of the user's runs.
+    blocks of tokens, which no loop of the user's runs. Of layers in groups of `group`
+    (0: none), each group runs forward once more before its backward pass.
     """
 
     name: str
@@ -81,6 +82,7 @@ class StackRecord:
     outline: tuple[str, ...] = ()
     segment: bool = False
     tiles: bool = False
+    group: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,7 +160,8 @@ class Body:
     in which they can run. `forward_seconds` and `backward_seconds` are of one run of
     the body, the backward without any recomputation. Copies hide in these.
     `in_loop` is false for a body that runs once, in straight-line code: nothing can be
-    offloaded there.
+    offloaded there. Of layers in groups of `group` (0: none), values are stored for one
+    group at a time: each runs forward once more before its backward pass.
 
     The body of the phase "update" runs once, at the end of the step; its values are
     the step's state, which nothing can compute again. What is kept of it is on the
@@ -180,6 +181,17 @@ class Body:
     in_loop: bool = True
     phase: Phase = "layers"
     host_updates: tuple[HostUpdate, ...] = ()
+    group: int = 0
+
+    @property
+    def copies(self) -> int:
+        """Of how many runs the values that are kept are there at once."""
+        return self.group or self.count
+
+    @property
+    def run_seconds(self) -> float:
+        """What one run takes, forward and backward, if nothing is computed again."""
+        return self.forward_seconds * (1 + bool(self.group)) + self.backward_seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +243,9 @@ class Options:
     bodies as they are; `roll` looks for the repeating blocks of unrolled loops, which
     become loops unless they run `as_written`; what stands outside of repeated bodies is
     planned in `segments` (see `_layers._segment`); a loss over a large vocabulary runs
-    in at most so many `tiles`, if there are any (see `_jaxprs._tiles`); `row_major`
-    fixes how stored values lie in memory (see `_stack.Stack.lay_out`).
+    in at most so many `tiles`, if there are any (see `_jaxprs._tiles`); loops store
+    the input of every `group`-th layer only, if that is not 0 (see `_layers._groups`);
+    `row_major` fixes how stored values lie in memory (see `_stack.Stack.lay_out`).
     """
 
     keep_checkpoint: bool = False
@@ -240,6 +253,7 @@ class Options:
     as_written: bool = False
     segments: bool = False
     tiles: int = 0
+    group: int = 0
     row_major: bool = False
 
 

@@ -90,7 +90,7 @@ class Correction:
 
         least = [-np.inf, -np.inf]
         for body in self.bodies:
-            pair = -0.5 / self.spread.stored, -1.0 / body.count / self.spread.stored
+            pair = -0.5 / self.spread.stored, -1.0 / body.copies / self.spread.stored
             least += pair * len(body.values)
         known, rest = self._known, self.spread.rest * self.scale
         told = known.any(axis=0)  # of what no program stores nothing is learned
@@ -107,7 +107,7 @@ class Correction:
         for body in self.bodies:
             pairs = []
             for value in body.values:
-                whole = self.spread.stored * body.count * value.bytes
+                whole = self.spread.stored * body.copies * value.bytes
                 pairs.append((int(whole * found[at]), int(whole * found[at + 1])))
                 at += 2
             stored[body.name] = pairs
@@ -141,7 +141,7 @@ class Correction:
                 self.spread.offloading * self.scale * offloads,
                 *(
                     self.spread.stored
-                    * (0 if value.virtual else body.count * value.bytes)
+                    * (0 if value.virtual else body.copies * value.bytes)
                     * (decision == way)
                     for body, chosen in zip(self.bodies, decisions, strict=True)
                     for value, decision in zip(body.values, chosen, strict=True)

@@ -285,7 +285,7 @@ class Search:
         """The next variant that there is, opened."""
         while self.unopened and not self._stays_intact:
             space = self.unopened.pop(0)(self.rolled, self.budget)
-            if space is not None:
+            if space is not None and all(s.name != space.name for s in self.spaces):
                 self.spaces.append(space)
                 return [space]
         return []

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import jax
 
 from .._layers._stack import Stack
-from .._records._stages import Options
+from .._records._stages import Options, Problem
 from .._state._shards import device_bytes
 from .._state._state import search_state
 from .._step._trace import trace_step
+from .._survey._groups import best_group
 from .._survey._survey import Survey, predict
 from .._survey._take import take_survey
 from .._trial._compiled import compile_and_read, outcome
@@ -196,6 +197,31 @@ def _wants_a_loop(rolled: Space) -> bool:
     )
 
 
+def in_groups(rolled: Space, budget: int) -> Space | None:
+    """Loops that store the input of every k-th layer only, where that may be faster.
+
+    A group runs forward once more before its backward pass. The planner says of how
+    many layers groups should be; of those that are as fast, groups that need the least.
+    """
+    problem = rolled.problem(budget)
+    return _grouped(rolled, budget, problem)
+
+
+def in_least_groups(rolled: Space, budget: int) -> Space | None:
+    """The same, where they need less."""
+    problem = dataclasses.replace(rolled.problem(budget), device_bytes=0)
+    return _grouped(rolled, budget, problem)
+
+
+def _grouped(rolled: Space, budget: int, problem: Problem) -> Space | None:
+    size = 0 if _wants_a_loop(rolled) else best_group(rolled.survey, problem)
+    if not size:
+        return None
+    options = dataclasses.replace(rolled.survey.options, group=size)
+    free = _surveyed(rolled.survey, options)
+    return new_space(f"layers in groups of {size}", rolled.asked, budget, free)
+
+
 def tight(rolled: Space, budget: int) -> Space | None:
     """Copies are waited for that take memory ahead.
 
@@ -283,10 +309,13 @@ a `Memory` whose predictions and programs are its own. Compiler options come of 
 survey (`options_for`).
 """
 
-BESIDE: tuple[Variant, ...] = (as_written, in_tiles)
+BESIDE: tuple[Variant, ...] = (as_written, in_tiles, in_groups)
 """What may be faster than layers as loops: searched with these from the start."""
 
-WHERE_NOTHING_FITS: tuple[Variant, ...] = (tight, returned, returned_tight, finer)
+WHERE_NOTHING_FITS: tuple[Variant, ...] = (
+    *(tight, in_least_groups),
+    *(returned, returned_tight, finer),
+)
 """What needs less: opened in turn until one is expected to fit, the dearest last.
 
 Of those of which that is not foretold one program each is compiled, after all are open.

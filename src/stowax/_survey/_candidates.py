@@ -73,6 +73,7 @@ def make_body(
     read = frozenset(traced.body.residuals)
     needed = _real(program, read, virtual)
     names = _names(program)
+    may_travel = platform != "cpu" and not (stack.as_written or stack.group)
     values = []
     for index, aval in enumerate(program.avals):
         placement = placements.get(index) or Placement(bytes=bytes_of(aval), shards=1)
@@ -83,14 +84,12 @@ def make_body(
         if index in virtual:
             allowed &= {"recompute", "keep"} if index in read else {"recompute"}
         large = len(aval.shape) >= 2 and placement.bytes >= least_bytes
-        travels = platform != "cpu" and is_float(aval) and not stack.as_written
-        if not (travels and large):
+        if not (may_travel and large and is_float(aval)):
             allowed.discard("offload")
-        source = _value_source(program, index)
         value = Value(
             index=index,
             name=names.get(index) or _input_name(stack, index),
-            source=source,
+            source=_value_source(program, index),
             shape=tuple(aval.shape),
             dtype=str(aval.dtype),
             bytes=placement.bytes,
@@ -126,6 +125,7 @@ def make_body(
         backward_seconds=costs.backward_seconds,
         points=points,
         in_loop=not stack.as_written,
+        group=stack.group,
     )
 
 

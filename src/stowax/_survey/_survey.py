@@ -214,7 +214,7 @@ def stored_bytes(
 ) -> int:
     """Bytes of what is stored in one way, all layers together."""
     return sum(
-        body.count * value.bytes
+        (body.copies if way == "keep" else body.count) * value.bytes
         for body, chosen in zip(bodies, decisions, strict=True)
         for value, decision in zip(body.values, chosen, strict=True)
         if decision == way

@@ -33,7 +33,7 @@ from ._candidates import (
     placed_values,
     virtual_values,
 )
-from ._held import holding_if_ordered
+from ._held import GROUPED, holding, holding_if_ordered
 from ._storing import with_storing
 from ._survey import Survey, predict, read_in_backward, stored_bytes
 
@@ -78,11 +78,12 @@ def take_survey(
     bodies, refused = holding_if_ordered(
         (state.body, *layers) if state else layers, step.recording.jaxpr
     )
-    total = program_seconds(step.jaxpr, target.chip, shards=finest_shards(placements))
-    inside = sum(
-        b.count * (b.forward_seconds + b.backward_seconds + _all_stored(step, b))
-        for b in layers
+    grouped = {body.name for body in layers if body.group}
+    bodies = holding(
+        bodies, lambda _, value: any(p.body in grouped for p in value.passages), GROUPED
     )
+    total = program_seconds(step.jaxpr, target.chip, shards=finest_shards(placements))
+    inside = sum(b.count * (b.run_seconds + _all_stored(step, b)) for b in layers)
     inside += state.body.backward_seconds if state else 0.0
     survey = dataclasses.replace(
         blank,
@@ -174,6 +175,9 @@ def _placements(
         )
         for name, traced in stacks.items()
     }
+    # Named operations stand in the forward pass, which keeps all without groups only.
+    whole = dataclasses.replace(survey.options, group=0)
+    survey = dataclasses.replace(survey, options=whole)
     lowered = survey.lower(StepPlan(stacks=plans), label=True)
     graph = _mlir.read_graph(lowered.compiler_ir())
     scopes = shards_by_scope(graph, "stowax.value.") if spread else {}

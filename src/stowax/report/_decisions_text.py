@@ -95,7 +95,8 @@ def _stack_header(title: str, stack: StackRecord | None, width: int) -> list[str
         + (f" ({_filled(backward)})" if backward else "")
     )
     kind = "of tokens, one after the other" if stack.tiles else f"({kind})"
-    head = f"{title}: {count_of(stack.count, what)} {kind}"
+    groups = f" in groups of {stack.group}" if stack.group else ""
+    head = f"{title}: {count_of(stack.count, what)}{groups} {kind}"
     if len(head) + len(times) + 2 <= width:
         return [f"{head}; {times}"]
     wrapped = textwrap.wrap(times, width, initial_indent="  ", subsequent_indent="    ")

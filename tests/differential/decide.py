@@ -44,11 +44,15 @@ class Drawn:
         return jax.tree.unflatten(structure, [put(a, k, mesh) for a, k in pairs])
 
 
-def surveyed(step, args, keywords, wishes, budget, *, straight=False):
+WAYS = ("rolled", "straight", "in groups")
+"""How a step is read: with loops over layers, as it is written, in groups of layers."""
+
+
+def surveyed(step, args, keywords, wishes, budget, *, way="rolled"):
     """What is open for `step`, values and state, where it may take `budget` bytes.
 
-    With `straight`, layers of a Python loop run as they are written, and what stands
-    outside of layers is planned in segments.
+    Where it is read "straight", layers of a Python loop run as they are written, and
+    what stands outside of layers is planned in segments.
 
     **Raises:** what `stowax.plan` would meet, and run the step as it is written for.
     """
@@ -58,8 +62,9 @@ def surveyed(step, args, keywords, wishes, budget, *, straight=False):
     options = Options(
         keep_checkpoint=wishes.keep_checkpoint,
         roll=wishes.roll,
-        as_written=straight,
-        segments=straight,
+        as_written=way == "straight",
+        segments=way == "straight",
+        group=2 if way == "in groups" else 0,
     )
     traced = trace_step(record_for(step, specs), specs, options)
     whole = sum(device_bytes(spec) for spec in jax.tree.leaves(specs))

@@ -23,7 +23,7 @@ from stowax._records._plan import stored_by
 from .build import build, surroundings
 from .choosers import SeededChooser
 from .compare import difference, moved, on_host, rounding_of
-from .decide import draw_decisions, pins_that_hold, surveyed
+from .decide import WAYS, draw_decisions, pins_that_hold, surveyed
 
 STEPS = 5
 OUTCOMES = ("planned", "as written", "refused", "wrong", "foreign", "same error")
@@ -254,23 +254,24 @@ def _verdicts(plain, wishes, front, decisions):
     verdict = _judged(plain, options, front, entry)
     yield dataclasses.replace(verdict, dropped=dropped)
     if plain.error is None and survey is not None:
-        straight = functools.cache(
-            lambda: _surveyed(plain, wishes, options["budget"], straight=True)
+        read = functools.cache(
+            lambda way: _surveyed(plain, wishes, options["budget"], way=way)
         )
         for number in range(decisions):
-            found = (straight() if number % 2 else None) or survey
+            way = WAYS[number % len(WAYS)]
+            found = (way != "rolled" and read(way)) or survey
             if not found.bodies:
                 continue
             yield _under_decisions(plain, found, number)
 
 
-def _surveyed(plain, wishes, budget, *, straight=False):
+def _surveyed(plain, wishes, budget, *, way="rolled"):
     """What is open for the program; nothing where it runs as it is written."""
     built = build(plain.program, stowax.stow)
     try:
         args = built.split(built.args)
         budget = budget or plain.bytes
-        return surveyed(built.step, *args, wishes, budget, straight=straight)
+        return surveyed(built.step, *args, wishes, budget, way=way)
     except Exception:
         return None  # why is in the plan's notes
 

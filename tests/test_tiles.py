@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from planned_steps import assert_close
+from stowax._jaxprs._narrowed import narrowed
 from stowax._jaxprs._tile_region import find_tiling
 from stowax._jaxprs._tiles import all_tiled, tiled
 from tiled_losses import (
@@ -33,10 +34,11 @@ pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 def test_losses_in_blocks_are_the_losses(loss, dtype):
     args = inputs(dtype)
     program = program_of(loss, *args)
-    found = find_tiling(program, 8)
-    assert found.count == {shifted: 4, distilled: 7}.get(loss, 8)
-    assert found.left == (3 if loss is distilled else 0)  # of 255 tokens
-    blocks = tiled(program, found)
+    narrow = narrowed(program)
+    found = find_tiling(narrow, 8)
+    assert found.count == {shifted: 7, distilled: 7}.get(loss, 8)
+    assert found.left == (3 if loss in (shifted, distilled) else 0)  # of 255 tokens
+    blocks = tiled(narrow, found)
     largest = B * T * V // 2
     assert not any(
         aval.size > largest
@@ -226,11 +228,12 @@ def test_few_rows_are_left_alone():
     assert find_tiling(program_of(by_index, *args), 8) is None
 
 
-def test_batches_over_devices_are_cut_along_tokens():
+@pytest.mark.parametrize("loss", [by_index, shifted], ids=["all", "shifted"])
+def test_batches_over_devices_are_cut_along_tokens(loss):
     auto = jax.sharding.AxisType.Auto
     mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(auto,))
     args = inputs()
     with jax.sharding.use_abstract_mesh(mesh):
-        program = program_of(by_index, *args)
-    axes = {axis for number, axis in find_tiling(program, 8).cut if number == 0}
+        program = narrowed(program_of(loss, *args))
+    axes = {axis for _, axis in find_tiling(program, 8).cut}
     assert axes == {1}

@@ -14,9 +14,7 @@ from ._elementwise import ELEMENTWISE
 from ._jaxpr import Program
 from ._lanes import Axis, Lane, lanes_of
 from ._repeats import find_repeats
-
-_WIDER = 2
-"""How many times larger than the operand that is cut a product has to be."""
+from ._wide import bytes_of, wide_sides
 
 _SEEDS = 4
 """How many of the largest products are tried."""
@@ -85,13 +83,13 @@ def find_tiling(program: Program, most: int, least: int = 0) -> Tiling | None:
         k for r in find_repeats(program.jaxpr) for block in r.blocks for k in block
     }
     free = [k for k in range(len(program.nodes)) if k in live and k not in barred]
-    wide = [k for k in free if _wide_sides(program, k)]
-    wide = [k for k in wide if _bytes(program, program.nodes[k].outputs[0]) >= least]
-    wide.sort(key=lambda k: -_bytes(program, program.nodes[k].outputs[0]))
+    wide = [k for k in free if wide_sides(program, k)]
+    wide = [k for k in wide if bytes_of(program, program.nodes[k].outputs[0]) >= least]
+    wide.sort(key=lambda k: -bytes_of(program, program.nodes[k].outputs[0]))
     for seed in wide[:_SEEDS]:
         found = [
             _Region(program, free, seed, side).grown(lane, most)
-            for side in _wide_sides(program, seed)
+            for side in wide_sides(program, seed)
             for lane in lanes_of(program.nodes[seed].equation)
             if lane.ins[side] is not None
             and not lane.summed
@@ -102,26 +100,10 @@ def find_tiling(program: Program, most: int, least: int = 0) -> Tiling | None:
     return None
 
 
-def _bytes(program: Program, number: int) -> int:
-    aval = program.avals[number]
-    return math.prod(aval.shape) * int(getattr(aval.dtype, "itemsize", 0))
-
-
 def _is_spread(program: Program, position: int) -> bool:
     """Whether a node's operands are spread over devices, for all that is known."""
     avals = (v.aval for v in program.nodes[position].equation.invars)
     return any(aval.sharding.mesh.size > 1 for aval in avals)
-
-
-def _wide_sides(program: Program, position: int) -> list[int]:
-    """The operands of a product that it is far larger than."""
-    node = program.nodes[position]
-    if node.equation.primitive.name != "dot_general":
-        return []
-    made = _bytes(program, node.outputs[0])
-    operands = enumerate(node.inputs)
-    sizes = {k: _bytes(program, i) for k, i in operands if i is not None}
-    return [k for k, size in sizes.items() if made >= _WIDER * size]
 
 
 def values_of(
@@ -149,7 +131,7 @@ class _Region:
     def __init__(self, program: Program, free: Sequence[int], seed: int, side: int):
         self.program, self.free = program, free
         self.seed, self.side = seed, side
-        self.bytes = _bytes(program, program.nodes[seed].outputs[0])
+        self.bytes = bytes_of(program, program.nodes[seed].outputs[0])
         self.large = int(self.bytes * ESCAPES)
         self.lanes: dict[int, Lane] = {}
         self.axes: dict[int, Axis] = {}
@@ -238,9 +220,9 @@ class _Region:
             node = program.nodes[position]
             name = node.equation.primitive.name
             touched = (*node.outputs, *node.read_values)
-            large = any(_bytes(program, i) > self.large for i in touched)
+            large = any(bytes_of(program, i) > self.large for i in touched)
             leading = any(program.maker.get(i) in found for i in node.read_values)
-            may_move = name in _FREE or _wide_sides(program, position)
+            may_move = name in _FREE or wide_sides(program, position)
             if may_move and (large or leading):
                 found.add(position)
         return found
@@ -252,7 +234,7 @@ class _Region:
         read = {i for node in outside for i in node.inputs} | program.outputs_read
         out = [(i, axis) for i, axis in self.own.items() if i in read]
         returned = tuple((i, axis) for i, axis in out if axis is not None)
-        escaping = sum(_bytes(program, i) for i, _ in out)
+        escaping = sum(bytes_of(program, i) for i, _ in out)
         count, steps = self._count(most)
         if not count or not out or escaping > self.large or not self._is_sound():
             return None

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from .. import _jax
 from ._jaxpr import Program, bind, spec_of, trace, typed_as
 from ._lanes import Axis, on_blocks
+from ._narrowed import narrowed
 from ._tile_region import ESCAPES, Tiling, find_tiling, values_of
 
 SCOPE = "stowax.tiles"
@@ -33,6 +34,7 @@ _REGIONS = 4
 
 def all_tiled(program: Program, most: int) -> Program | None:
     """The program with its large losses in at most `most` blocks; none without any."""
+    program = narrowed(program)
     found, least = find_tiling(program, most), 0
     if found is None:
         return None

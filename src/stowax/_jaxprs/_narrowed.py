@@ -126,7 +126,9 @@ def _lane(equation: Any, part: _Part) -> Lane | None:
 
 def _sliced(equation: Any) -> _Part | None:
     """What of its operand a slice reads, if it cuts one axis, and leaves no gaps."""
-    if equation.primitive.name != "slice" or equation.params["strides"] is not None:
+    if equation.primitive.name != "slice":
+        return None
+    if {*(equation.params["strides"] or ())} - {1}:
         return None
     (shape,) = (tuple(v.aval.shape) for v in equation.invars)
     starts, limits = (

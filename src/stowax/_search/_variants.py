@@ -34,6 +34,9 @@ _PART = 0.1
 _TILES = 8
 """Blocks of tokens at most: of each the weights are read anew."""
 
+_SMALL_TILES = 32
+"""The same, where nothing fits."""
+
 _FINER = 16
 """Where nothing fits, arrays so many times smaller may be offloaded."""
 
@@ -130,21 +133,42 @@ def in_tiles(rolled: Space, budget: int) -> Space | None:
 
     Not where it holds little of what backward passes read.
     """
-    own, wanted = rolled.survey, rolled.preferences.tiles
-    options = dataclasses.replace(own.options, tiles=_TILES)
-    if wanted is False:
+    if not _has_tiles(rolled):
         return None
-    try:
-        step = trace_step(own.step.recording, own.specs, options)
-    except Exception:  # what cannot be read in this way is planned in the others
-        return None
-    if not any(traced.stack.tiles for traced in step.stacks.values()):
-        return None
-    name, free = _written(rolled, tiles=_TILES) or ("", _surveyed(own, options))
+    name, free = _in_tiles(rolled, _TILES)
+    wanted = rolled.preferences.tiles
     if not wanted and _held(free, lambda stack: stack.tiles) < _PART:
         return None
     name = "the loss in blocks of tokens" + (f", {name}" if name else "")
     return new_space(name, rolled.asked, budget, free)
+
+
+def in_small_tiles(rolled: Space, budget: int) -> Space | None:
+    """The same in smaller blocks, however little it holds."""
+    if not _has_tiles(rolled):
+        return None
+    name, free = _in_tiles(rolled, _SMALL_TILES)
+    name = "the loss in small blocks of tokens" + (f", {name}" if name else "")
+    return new_space(name, rolled.asked, budget, free)
+
+
+def _in_tiles(rolled: Space, most: int) -> tuple[str, Survey]:
+    options = dataclasses.replace(rolled.survey.options, tiles=most)
+    found = _written(rolled, tiles=most)
+    return found or ("", _surveyed(rolled.survey, options))
+
+
+def _has_tiles(rolled: Space) -> bool:
+    """Whether the step has a loss that can run in blocks, and the user allows it."""
+    own = rolled.survey
+    options = dataclasses.replace(own.options, tiles=_TILES)
+    if rolled.preferences.tiles is False:
+        return False
+    try:
+        step = trace_step(own.step.recording, own.specs, options)
+    except Exception:  # what cannot be read in this way is planned in the others
+        return False
+    return any(traced.stack.tiles for traced in step.stacks.values())
 
 
 def _written(rolled: Space, *, tiles: int) -> tuple[str, Survey] | None:
@@ -203,23 +227,28 @@ def in_groups(rolled: Space, budget: int) -> Space | None:
     A group runs forward once more before its backward pass. The planner says of how
     many layers groups should be; of those that are as fast, groups that need the least.
     """
-    problem = rolled.problem(budget)
-    return _grouped(rolled, budget, problem)
+    return _grouped(rolled, budget, rolled.problem(budget))
 
 
-def in_least_groups(rolled: Space, budget: int) -> Space | None:
-    """The same, where they need less."""
-    problem = dataclasses.replace(rolled.problem(budget), device_bytes=0)
-    return _grouped(rolled, budget, problem)
+def least(rolled: Space, budget: int) -> Space | None:
+    """Layers in groups and losses in small blocks, each where that needs less."""
+    space = rolled
+    if _has_tiles(rolled):
+        options = dataclasses.replace(rolled.survey.options, tiles=_SMALL_TILES)
+        free = _surveyed(rolled.survey, options)
+        space = new_space("the loss in small blocks", rolled.asked, budget, free)
+    problem = dataclasses.replace(space.problem(budget), device_bytes=0)
+    return _grouped(space, budget, problem)
 
 
-def _grouped(rolled: Space, budget: int, problem: Problem) -> Space | None:
-    size = 0 if _wants_a_loop(rolled) else best_group(rolled.survey, problem)
+def _grouped(space: Space, budget: int, problem: Problem) -> Space | None:
+    own = space.survey
+    size = 0 if _wants_a_loop(space) else best_group(own, problem)
     if not size:
         return None
-    options = dataclasses.replace(rolled.survey.options, group=size)
-    free = _surveyed(rolled.survey, options)
-    return new_space(f"layers in groups of {size}", rolled.asked, budget, free)
+    free = _surveyed(own, dataclasses.replace(own.options, group=size))
+    name = f"{space.name}, layers in groups of {size}"
+    return new_space(name, space.asked, budget, free)
 
 
 def tight(rolled: Space, budget: int) -> Space | None:
@@ -313,7 +342,7 @@ BESIDE: tuple[Variant, ...] = (as_written, in_tiles, in_groups)
 """What may be faster than layers as loops: searched with these from the start."""
 
 WHERE_NOTHING_FITS: tuple[Variant, ...] = (
-    *(tight, in_least_groups),
+    *(tight, in_small_tiles, least),
     *(returned, returned_tight, finer),
 )
 """What needs less: opened in turn until one is expected to fit, the dearest last.

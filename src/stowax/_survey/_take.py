@@ -16,7 +16,7 @@ import jax
 
 from .. import _mlir
 from .._cost._cost import cost_of_jaxpr, operation_seconds, program_seconds
-from .._planner import baselines, recomputed_values
+from .._planner import baselines, evaluate, recomputed_values
 from .._predict._virtual import virtual_scopes
 from .._records._lowered import shards_by_scope
 from .._records._stages import OFFLOAD_LEAST_BYTES, Body, Decisions, Options
@@ -123,6 +123,8 @@ def _with_reserves(survey: Survey) -> Survey:
     if survey.state is None:
         layers = update = whole.device_total
     stored = stored_bytes(survey.bodies, everything)
+    if any(body.group for body in survey.bodies):  # never all of it at once
+        stored = evaluate(problem, everything).device_bytes
     survey = _with_straight_reserves(survey, baselines(problem)["recompute all"])
     # Gradients that are the state's are in its bytes, and there at the update.
     state = stored_bytes(survey.bodies[:1], everything[:1]) if survey.state else 0

@@ -36,6 +36,8 @@ def test_the_list_is_closed_and_every_kind_says_what_it_is():
         "unhidden-copy",
         "argument-not-donated",
         "donated-in-vain",
+        "stacked-again",
+        "kept-to-be-summed",
         "rematerialization",
         "duplicate-copy",
         "cheaper-to-recompute",

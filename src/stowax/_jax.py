@@ -19,6 +19,7 @@ from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax._src import util as _util
 from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 
 # --- jaxprs -------------------------------------------------------------------------
@@ -123,6 +124,13 @@ def with_outputs(jaxpr: Any, outputs: Sequence[Any]) -> Any:
     opened = open_jaxpr(jaxpr)
     info = opened.debug_info.with_unknown_names()
     return opened.replace(outvars=list(outputs), debug_info=info)
+
+
+def needed_part(jaxpr: Any) -> Any:
+    """The jaxpr without what no result needs, loops included; the same inputs."""
+    opened = open_jaxpr(jaxpr)
+    used = [True] * len(opened.outvars)
+    return _partial_eval.dce_jaxpr(opened, used, instantiate=True)[0]
 
 
 def argument_names(jaxpr: Any) -> Sequence[str]:

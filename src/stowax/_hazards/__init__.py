@@ -30,6 +30,7 @@ from ._host_memory import host_memory, kinds_dropped
 from ._kinds import KINDS
 from ._known_bad import known_bad
 from ._rematerialization import rematerialization
+from ._stacks import kept_to_be_summed, stacked_again
 
 HAZARD_KINDS: Mapping[str, str] = {name: kind.what for name, kind in KINDS.items()}
 """Every kind of hazard with what it is, worst first."""
@@ -131,6 +132,8 @@ SEARCHES: Mapping[str, Search] = {
     "unhidden-copy": Search(unhidden_copies),
     "argument-not-donated": Search(not_donated, _both(_untraced, _undecided)),
     "donated-in-vain": Search(donated_in_vain, _without_arguments),
+    "stacked-again": Search(stacked_again, _untraced),
+    "kept-to-be-summed": Search(kept_to_be_summed, _untraced),
     "rematerialization": Search(rematerialization),
     "duplicate-copy": Search(duplicate_copies),
     "cheaper-to-recompute": Search(

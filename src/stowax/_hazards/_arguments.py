@@ -11,6 +11,7 @@ from .._records._inspection import Hazard
 from .._records._intent import ArgumentAsked
 from .._units import format_bytes, format_seconds
 from ._context import Context, hazard
+from ._stacks import stacks_in_program
 
 _LARGE_BYTES = 1 << 20
 _LARGE_PART = 0.01
@@ -47,23 +48,35 @@ def state_moved(context: Context) -> Iterator[Hazard]:
 def not_donated(context: Context) -> Iterator[Hazard]:
     """Large state whose successor gets memory of its own."""
     outputs = context.intent.outputs or ()
-    kept = [
-        argument
-        for argument in context.intent.arguments or ()
-        if argument.returned is not None
-        and not argument.donated
-        and argument.on_host == outputs[argument.returned].on_host
-    ]
-    for alike in _large(context, kept):
-        first = alike[0]
-        output = outputs[first.returned or 0]
-        yield hazard(
-            "argument-not-donated",
-            _where(context, first),
-            f"{_what(alike)} of {_memory(first.on_host)} memory: {output.path} takes "
-            "its place and could take its memory",
-            count=len(alike),
-        )
+    # Where a loop makes the copy, that is stacked-again.
+    copied = {size for s, size in stacks_in_program(context) if s.kind == "own"}
+    for new in (True, False):
+        kept = [
+            argument
+            for argument in context.intent.arguments or ()
+            if not argument.donated
+            and (new or argument.bytes not in copied)
+            and (output := _successor(argument, new)) is not None
+            and argument.on_host == outputs[output].on_host
+        ]
+        for alike in _large(context, kept):
+            first = alike[0]
+            output = outputs[_successor(first, new) or 0]
+            does = "takes its place" if new else "is the argument as it is,"
+            yield hazard(
+                "argument-not-donated",
+                _where(context, first),
+                f"{_what(alike)} of {_memory(first.on_host)} memory: {output.path} "
+                f"{does} and could take its memory",
+                count=len(alike),
+            )
+
+
+def _successor(argument: ArgumentAsked, new: bool) -> int | None:
+    """The output that is made of the argument, or else that is the argument itself."""
+    if new or argument.returned is not None:
+        return argument.returned if new else None
+    return argument.unchanged
 
 
 def donated_in_vain(context: Context) -> Iterator[Hazard]:

@@ -78,12 +78,28 @@ KINDS: Mapping[str, Kind] = {
     "argument-not-donated": Kind(
         "State is copied into new memory although it could stay where it is.",
         "jax.jit(step, donate_argnums=...) with the positions of the state; do not use "
-        "the old state after the step.",
+        "the old state after the step. What the step does not change it need not "
+        "return.",
     ),
     "donated-in-vain": Kind(
         "An argument is given away and nothing takes its place.",
         "Return it with the same shape, dtype, sharding and memory, or do not donate "
         "it.",
+    ),
+    "stacked-again": Kind(
+        "A loop returns what it was given, and that is stacked a second time.",
+        "Let the body of the scan return what it makes, not the weights that it was "
+        "given: after the loop they are where they were before it. In Flax NNX, leave "
+        "nnx.state(layer) out of what the body returns; and around layers in nnx.remat "
+        "let jax.grad differentiate, as nnx.grad returns their state: graph, weights, "
+        "rest = nnx.split(model, nnx.Param, ...), then jax.grad of a function of the "
+        "weights that calls nnx.merge(graph, weights, rest).",
+    ),
+    "kept-to-be-summed": Kind(
+        "A loop keeps of every microbatch what could be summed as it goes.",
+        "Let the body of the scan compute the gradients (jax.value_and_grad) and add "
+        "them to its carry: jax.tree.map(jnp.add, total, gradients). Where the loop "
+        "has to be differentiated as a whole, put jax.checkpoint around its body.",
     ),
     "rematerialization": Kind(
         "The compiler computes values again to save memory, unasked.",

@@ -6,6 +6,7 @@ their inside counts as work of the fusion. Only `_program.read_program` calls th
 module, inside the function, because it imports protobuf.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from .._records._program import (
     COLLECTIVES,
     HOST_SPACE,
     Computation,
+    Fill,
     Instruction,
     Misplaced,
     Program,
@@ -29,6 +31,7 @@ from ._costs import (
     called,
     config,
     dtype_name,
+    leaves,
     matrix_work,
     shape_bytes,
     touched,
@@ -209,6 +212,12 @@ def read(serialized: bytes) -> Program:
             )
             for item in misplaced(reader.functions)
         ),
+        fills=tuple(
+            fill
+            for visit in reader.visits.values()
+            for item in visit.function.message.instructions
+            for fill in _fills(reader, item)
+        ),
         unread=unknown_parts(visit.function for visit in reader.visits.values()),
     )
 
@@ -249,6 +258,34 @@ def _fused(reader: Reader, item: Any) -> str:
         if part.opcode.removesuffix("-start") in COLLECTIVES:
             return part.opcode
     return ""
+
+
+def _fills(reader: Reader, item: Any) -> Iterator[Fill]:
+    """Arrays that an instruction writes a slice of, alone or in a fusion.
+
+    Those in a device's main memory: a TPU has small ones in VMEM. Where a fusion's
+    results lie its own type says, and not that of what is in it.
+    """
+    written = collections.Counter(
+        shape_bytes(part.shape)
+        for part in _parts(reader, item)
+        if part.opcode == "dynamic-update-slice"
+    )
+    for leaf in leaves(item.shape) if written else ():
+        size = shape_bytes(leaf)
+        if written[size] > 0 and not leaf.layout.memory_space:
+            written[size] -= 1
+            yield Fill(name=item.name, bytes=size)
+
+
+def _parts(reader: Reader, item: Any) -> Iterator[Any]:
+    """What an instruction is made of; a GPU starts a fusion of slices by another."""
+    inner = called(reader.functions, item)
+    if item.opcode not in ("fusion", "async-start") or inner is None:
+        yield item
+        return
+    for part in inner.message.instructions:
+        yield from _parts(reader, part)
 
 
 def _estimated_cycles(item: Any) -> int | None:

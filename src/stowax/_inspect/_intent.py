@@ -21,6 +21,7 @@ from .._step._lineage import fetched_in_vain, returned_state
 from .._target._compiled import LoweredProgram
 from .._target._specs import HOST_KINDS
 from ._intent_copies import find_copies, policies_of
+from ._intent_stacks import find_stacks, passed_on
 
 
 def intent_of_lowered(
@@ -37,7 +38,7 @@ def intent_of_lowered(
     jaxpr = traced.jaxpr
     found = find_copies(jaxpr, chip if _priceable(chip) else None, devices)
     returned, fetched = returned_state(jaxpr), fetched_in_vain(jaxpr)
-    opened = _jax.open_jaxpr(jaxpr)
+    opened, unchanged = _jax.open_jaxpr(jaxpr), passed_on(jaxpr)
     infos = jax.tree.leaves_with_path(lowered.lowered.args_info)
     arguments = tuple(
         ArgumentAsked(
@@ -48,6 +49,7 @@ def intent_of_lowered(
             donated=bool(info.donated),
             returned=returned.get(i),
             fetched_in_vain=i in fetched,
+            unchanged=unchanged.index(i) if i in unchanged else None,
         )
         for i, ((path, info), variable, sharding) in enumerate(
             zip(infos, opened.invars, places, strict=True)
@@ -67,6 +69,7 @@ def intent_of_lowered(
     )
     return Intent(
         copies=tuple(found.copies),
+        stacks=find_stacks(jaxpr),
         policies=policies_of(found),
         named=frozenset(found.named),
         opaque=tuple(sorted(found.opaque)),

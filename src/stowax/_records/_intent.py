@@ -6,6 +6,12 @@ remembers less. `_hazards` lays them beside the compiled program.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
+
+StackKind = Literal["own", "shared", "summed", "kept", ""]
+"""What is wrong with a loop's stack: it is what the loop reads part by part, or what
+it reads in every iteration; it is only summed; it is kept for the gradients of a loss
+that is only summed; or nothing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,22 @@ class PolicyAsked:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StackAsked:
+    """What a loop returns of every iteration, stacked.
+
+    `bytes` is of all devices and all `trips` iterations together. `what` is its type in
+    words. `source` is the user's line of the loop. Arrays that the step itself writes
+    slice by slice are among them, of one trip and without a kind.
+    """
+
+    bytes: int
+    trips: int
+    what: str
+    kind: StackKind
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentAsked:
     """One array among the arguments.
 
@@ -56,6 +78,7 @@ class ArgumentAsked:
     nothing reads it. `returned` is the output (a flat position) that takes its place:
     state; `None` for what is no state, or where the step was not traced.
     `fetched_in_vain` says that the step brings it to device memory, where it is.
+    `unchanged` is the output that is the argument as it is.
     """
 
     path: str
@@ -65,6 +88,7 @@ class ArgumentAsked:
     donated: bool
     returned: int | None = None
     fetched_in_vain: bool = False
+    unchanged: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +111,7 @@ class Intent:
     """
 
     copies: tuple[CopyAsked, ...] | None = None
+    stacks: tuple[StackAsked, ...] | None = None
     policies: tuple[PolicyAsked, ...] | None = None
     named: frozenset[str] = frozenset()
     opaque: tuple[str, ...] = ()

@@ -121,6 +121,17 @@ class Misplaced:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fill:
+    """An array of `bytes` of which the program writes one slice at a time.
+
+    It lies in the device's main memory.
+    """
+
+    name: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CopyCheck:
     """One value that a plan offloads: its bytes, and what of it the program moves.
 
@@ -157,5 +168,6 @@ class Program:
     scheduled: bool = True
     """Whether the compiler's own order is known, and not just what depends on what."""
     misplaced: tuple[Misplaced, ...] = ()
+    fills: tuple[Fill, ...] = ()
     unread: tuple[str, ...] = ()
     """What the reader did not know, in words: it counts for less than it should."""

@@ -60,6 +60,7 @@ WITHOUT_JAX = {
     "_audit._pace",
     "_audit._programs",
     "_audit._sampler",
+    "_audit._staging",
     "_audit._steps",
     "_audit._transfers",
     "_calibrate._stopwatch",

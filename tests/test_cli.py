@@ -107,6 +107,7 @@ def test_options_reach_the_planner(write, monkeypatch):
     monkeypatch.setattr(stowax, "plan", plan)
     code, _, err = run(
         *("plan", "train.py:make", "--budget", "1GiB", "--host-budget", "2GiB"),
+        *("--host-reserve", "512MiB"),
         *("--target", "v5p-8", "--pin", "*a=b*=keep", "--pin", "x=offload"),
         *("--forbid", "recompute", "--keep-checkpoint", "--compiles", "9"),
         *("--cache", "programs"),
@@ -118,6 +119,7 @@ def test_options_reach_the_planner(write, monkeypatch):
         "args": 2,
         "budget": "1GiB",
         "host_budget": "2GiB",
+        "host_reserve": "512MiB",
         "target": "v5p-8",
         "pin": {"*a=b*": "keep", "x": "offload"},
         "forbid": ("recompute",),

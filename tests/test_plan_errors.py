@@ -109,7 +109,7 @@ def test_an_argument_that_is_no_array(given, name, what):
 INSTEAD = "Write bytes as an int, or text such as '16GiB'."
 
 
-@pytest.mark.parametrize("name", ["budget", "host_budget"])
+@pytest.mark.parametrize("name", ["budget", "host_budget", "host_reserve"])
 @pytest.mark.parametrize(
     ("given", "got"),
     [

@@ -62,7 +62,14 @@ def test_the_schema_is_stable(moved):
         *("lean", "late", "gradients_on_host", "least_bytes"),
     }
     assert set(data["proof"]) == {
-        *("fits", "budget_bytes", "host_budget_bytes", "device_bytes", "host_bytes"),
+        *(
+            "fits",
+            "budget_bytes",
+            "host_budget_bytes",
+            "host_reserve_bytes",
+            "device_bytes",
+            "host_bytes",
+        ),
         *("step_seconds", "exposed_seconds", "in_the_way", "notes", "peak"),
     }
     assert set(data["search"]) == {

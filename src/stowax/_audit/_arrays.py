@@ -107,6 +107,14 @@ def is_reuse(error: BaseException) -> bool:
     return deleted and isinstance(error, RuntimeError | ValueError)
 
 
+def local_devices() -> tuple[int, str]:
+    """How many devices this process has, and their platform."""
+    try:
+        return jax.local_device_count(), jax.local_devices()[0].platform
+    except RuntimeError:
+        return 1, ""
+
+
 def memory_limit() -> int:
     """Bytes that the default device has for arrays; 0 where it does not say."""
     try:

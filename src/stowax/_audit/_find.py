@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from .._records._audit import AUDIT_KINDS, AuditRecord, Finding, Recording
 from . import _memory, _programs, _transfers
-from ._steps import steps_of
+from ._staging import staging, staging_note
+from ._steps import Steps, steps_of
 
 
 def findings_of(recording: Recording) -> AuditRecord:
@@ -23,7 +24,7 @@ def findings_of(recording: Recording) -> AuditRecord:
         found += _programs.from_programs(recording.facts, steps, recording.enough_bytes)
         found += _memory.growth(recording, steps)
         found += _memory.starvation(recording.samples, steps)
-    seconds = steps.seconds
+    seconds, staged = steps.seconds, staging(recording, steps)
     return AuditRecord(
         findings=tuple(_once(found)),
         steps=steps.count,
@@ -31,7 +32,8 @@ def findings_of(recording: Recording) -> AuditRecord:
         step_line=steps.place.line,
         transfers=_transfers.transfers_a_step(steps),
         step_seconds=sum(seconds) / len(seconds) if seconds else 0.0,
-        notes=tuple(_notes(recording, steps.count)),
+        staged_bytes=staged.bytes if staged else 0,
+        notes=tuple(_notes(recording, steps)),
     )
 
 
@@ -50,7 +52,7 @@ def _once(found: Iterable[Finding]) -> list[Finding]:
     )
 
 
-def _notes(recording: Recording, steps: int) -> Iterable[str]:
+def _notes(recording: Recording, steps: Steps) -> Iterable[str]:
     if recording.failed:
         yield f"The audit ended early, by a mistake of its own: {recording.failed}"
     if not recording.events:
@@ -62,5 +64,7 @@ def _notes(recording: Recording, steps: int) -> Iterable[str]:
             f"Another {recording.passed_by} steps were passed by, to keep the loop's "
             "pace."
         )
-    if steps < 2:
+    if note := staging_note(recording, steps):
+        yield note
+    if steps.count < 2:
         yield "No loop was seen: what happens in every step takes two steps to see."

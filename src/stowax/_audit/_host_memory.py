@@ -34,6 +34,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._process = Statm()
+        self._peak = 0
         self.resident: list[Resident] = []
         self.grown: tuple[Grown, ...] = ()
         self._seen: dict[Any, list[int]] = {}
@@ -42,12 +43,17 @@ class HostMemory:
         self._steps = 0
         self._sizes: list[tuple[int, Counter[Place]]] = []
 
+    def look(self) -> None:
+        """Between calls: what is taken there may be given back until the next one."""
+        self._peak = max(self._peak, self._process.resident_bytes())
+
     def at_call(self, call: Any, count: int, leads: bool, event: int) -> None:
         """Call `count` of a function is about to be noted as event `event`."""
         if not leads and count > _FIRST_CALLS:
             return
         now = self._process.resident_bytes()
-        self.resident.append(Resident(event, now))
+        self.resident.append(Resident(event, now, self._peak))
+        self._peak = 0
         seen = self._seen.setdefault(call, [])
         seen.append(now)
         if self._traced == call:

@@ -70,7 +70,7 @@ def growth(recording: Recording, steps: Steps) -> Iterator[Finding]:
 
 def process_growth(recording: Recording, steps: Steps) -> int:
     """Bytes a step by which the process grows, steadily, in the later half; or 0."""
-    sizes = dict(recording.resident)
+    sizes = {reading.event: reading.bytes for reading in recording.resident}
     pairs = [(sizes.get(a, 0), sizes.get(b, 0)) for a, b in steps.consecutive]
     later = pairs[len(pairs) // 2 :]
     if len(pairs) < _FEW_STEPS - 1 or not all(map(all, later)):

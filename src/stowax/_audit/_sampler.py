@@ -12,6 +12,7 @@ from typing import Any
 
 from .._records._audit import Sample
 from .._where import Place, is_jax, is_users
+from ._pace import Pace
 
 _EVERY_SECONDS, _RESTS_SECONDS = 0.004, 0.05
 _DEPTH = 40
@@ -21,12 +22,13 @@ class Sampler:
     """Samples the loop's thread from `start` to `stop`.
 
     **Arguments:** `thread` tells who made the newest call, `newest` a result of it,
-    `rests` whether nobody looks for a while.
+    `pace` whether nobody looks for a while. `look` is called every time.
     """
 
-    def __init__(self, thread: Any, newest: Any, rests: Any):
+    def __init__(self, thread: Any, newest: Any, pace: Pace, look: Any):
+        self._look = look
         self.samples: list[Sample] = []
-        self._thread, self._newest, self._rests = thread, newest, rests
+        self._thread, self._newest, self._pace = thread, newest, pace
         self._over = threading.Event()
         self._sampler = threading.Thread(
             target=self._run, name="stowax-audit", daemon=True
@@ -43,9 +45,12 @@ class Sampler:
 
     def _run(self) -> None:
         before = time.perf_counter()
-        while not self._over.wait(_RESTS_SECONDS if self._rests() else _EVERY_SECONDS):
+        while not self._over.wait(
+            _RESTS_SECONDS if self._pace.resting else _EVERY_SECONDS
+        ):
             now = time.perf_counter()
-            if not self._rests():
+            self._look()
+            if not self._pace.resting:
                 thread = self._thread()
                 places = _places(sys._current_frames().get(thread))
                 if places and _is_idle(self._newest()):

@@ -21,6 +21,7 @@ from .._jax_hooks import Array, listen_only_to, live_arrays, unwatched
 from .._records._audit import Alive, Event, Facts, Recording, Sample, SentValue
 from .._watcher import Trip, Watcher
 from .._where import Place, called_by_user, here
+from . import _arrays
 from ._arrays import elsewhere, has_moved, is_reuse, memory_limit, token_of, total_bytes
 from ._donations import Donations
 from ._facts import facts_of
@@ -281,9 +282,7 @@ class Recorder(Watcher):
         return before == token
 
     def _note_put(self, place: Any, values: Any, made: Any, number: int) -> None:
-        host = [
-            value for value in values if isinstance(value, np.ndarray | float | int)
-        ]
+        host = [v for v in values if isinstance(v, np.ndarray | float | int)]
         moved = [
             value
             for value, result in zip(values, made, strict=False)
@@ -349,7 +348,7 @@ class Recorder(Watcher):
     def begin(self) -> None:
         """Starts to look where this thread stands."""
         self._sampler = Sampler(
-            lambda: self._thread, self._newest_result, lambda: self.pace.resting
+            lambda: self._thread, self._newest_result, self.pace, self._memory.look
         )
         self._sampler.start()
 
@@ -379,6 +378,7 @@ class Recorder(Watcher):
             alive=tuple(self._alive()),
             grown=self._memory.grown,
             resident=tuple(self._memory.resident),
+            devices=_arrays.local_devices() if self._makers else (1, ""),
             samples=tuple(self.samples),
             warnings=tuple(self._warnings),
             reused=tuple(self._donations.reused),

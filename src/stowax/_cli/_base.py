@@ -70,6 +70,7 @@ def _named_as_typed(error: StowaxError) -> str:
         "cache",
         "compiles",
         "host_budget",
+        "host_reserve",
         "multiple_of",
         "target",
         "pin",
@@ -102,9 +103,21 @@ module_option = click.option(
     is_flag=True,
     help="SCRIPT.py is the name of a module, as in python -m.",
 )
-host_budget_option = click.option(
+_host_budget_option = click.option(
     "--host-budget", metavar="BYTES", help="Host memory per device."
 )
+_host_reserve_option = click.option(
+    "--host-reserve",
+    metavar="BYTES",
+    help="What others need of it, such as checkpoints while they are saved.",
+)
+
+
+def host_options(run: Callable[..., Any]) -> Callable[..., Any]:
+    """How much host memory a plan may use."""
+    return _host_budget_option(_host_reserve_option(run))
+
+
 function_argument = click.argument("where", metavar="FILE.py:FUNCTION")
 target_option = click.option(
     "--target",

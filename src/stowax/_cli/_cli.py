@@ -26,7 +26,7 @@ from ._base import (
     FOUND,
     command,
     function_argument,
-    host_budget_option,
+    host_options,
     json_option,
     progress_to_stderr,
     target_option,
@@ -92,7 +92,7 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
     metavar="BYTES",
     help="Device memory per device, such as 16GiB. Repeated: a table, a line for each.",
 )
-@host_budget_option
+@host_options
 @target_option
 @click.option(
     "--pin",
@@ -132,6 +132,7 @@ def plan(
     where: str,
     budgets: tuple[str, ...],
     host_budget: str | None,
+    host_reserve: str | None,
     target: str | None,
     pins: tuple[str, ...],
     forbid: tuple[str, ...],
@@ -171,6 +172,7 @@ def plan(
         step, args = load_step(where)
         options: dict[str, Any] = {
             "host_budget": host_budget,
+            "host_reserve": host_reserve,
             "target": target,
             "pin": pinned,
             "forbid": forbid,

@@ -10,7 +10,7 @@ from ._base import (
     FOUND,
     command,
     function_argument,
-    host_budget_option,
+    host_options,
     json_option,
     progress_to_stderr,
     target_option,
@@ -23,7 +23,7 @@ from ._user_file import load_step_of_batch
 @click.option(
     "--budget", metavar="BYTES", help="Device memory per device, such as 16GiB."
 )
-@host_budget_option
+@host_options
 @target_option
 @click.option(
     "--batch",
@@ -59,6 +59,7 @@ def fit(
     where: str,
     budget: str | None,
     host_budget: str | None,
+    host_reserve: str | None,
     target: str | None,
     batches: tuple[int, ...],
     multiple_of: int,
@@ -95,6 +96,7 @@ def fit(
                 load_step_of_batch(where),
                 budget=budget,
                 host_budget=host_budget,
+                host_reserve=host_reserve,
                 target=target,
                 batches=batches or None,
                 multiple_of=multiple_of,

@@ -11,7 +11,7 @@ from ._base import (
     AS_IT_IS,
     INTERRUPTED,
     command,
-    host_budget_option,
+    host_options,
     module_option,
     progress_to_stderr,
     script_arguments,
@@ -27,7 +27,7 @@ from ._base import (
     metavar="BYTES",
     help="Device memory per device, such as 16GiB, or 60% of what the step takes.",
 )
-@host_budget_option
+@host_options
 @target_option
 @click.option("--plan", "plan", metavar="PLAN.json", help="A plan made before.")
 @click.option(
@@ -44,6 +44,7 @@ def run(
     words: tuple[str, ...],
     budget: str | None,
     host_budget: str | None,
+    host_reserve: str | None,
     target: str | None,
     plan: str | None,
     cache: str | None,
@@ -72,6 +73,7 @@ def run(
     wishes: dict[str, Any] = {
         "budget": budget,
         "host_budget": host_budget,
+        "host_reserve": host_reserve,
         "target": target,
         "cache": cache,
     }

@@ -65,6 +65,7 @@ def fit(
     *,
     budget: int | str | None = None,
     host_budget: int | str | None = None,
+    host_reserve: int | str | None = None,
     target: str | Target | None = None,
     batches: Iterable[int] | None = None,
     multiple_of: int = 1,
@@ -82,7 +83,8 @@ def fit(
       training step, and a tuple of its arguments for a batch of that size (arrays or
       `jax.ShapeDtypeStruct`s; shapes are enough).
     - `budget`: device memory per device, in bytes or as text such as `"16GiB"`; by
-      default what the target has. `host_budget` likewise, of the host's.
+      default what the target has. `host_budget` likewise, of the host's, less
+      `host_reserve`.
     - `target`: the machine, as for `stowax.plan`.
     - `batches`: the sizes to look at; those that are predicted to fit are compiled.
       `None`: the largest as it is written and under a plan are looked for, and a few
@@ -117,6 +119,7 @@ def fit(
     say = _asked.sayer(progress, started)
     wishes = {
         "host_budget": host_budget,
+        "host_reserve": host_reserve,
         "target": target,
         "pin": pin,
         "forbid": forbid,

@@ -20,6 +20,7 @@ def jit(
     *,
     budget: int | str | None = None,
     host_budget: int | str | None = None,
+    host_reserve: int | str | None = None,
     target: str | Target | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     static_argnums: int | Sequence[int] | None = None,
@@ -49,8 +50,9 @@ def jit(
       it changes in place, of Equinox modules; or one that `jax.jit`, `nnx.jit` or
       `eqx.filter_jit` made already. What it differentiates is found by itself
       (`stowax.stow` restricts it). Without `fun`, a decorator with these options.
-    - `budget`, `host_budget`, `target`, `pin`, `forbid`, `keep_checkpoint`, `roll`,
-      `compiler_options`, `compiles`, `progress`: as for `stowax.plan`.
+    - `budget`, `host_budget`, `host_reserve`, `target`, `pin`, `forbid`,
+      `keep_checkpoint`, `roll`, `compiler_options`, `compiles`, `progress`: as for
+      `stowax.plan`.
     - `cache`: a folder where plans are kept, and programs that were compiled to find
       them; a step that was planned before is not planned again. `None`: plans are kept
       in the user's cache (`~/.cache/stowax/plans`), programs are not; `False`: nothing

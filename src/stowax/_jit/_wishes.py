@@ -17,6 +17,7 @@ class Wishes:
 
     budget: int | str | None = None
     host_budget: int | str | None = None
+    host_reserve: int | str | None = None
     target: str | Target | None = None
     pin: Mapping[str, str] | None = None
     forbid: Collection[str] = ()

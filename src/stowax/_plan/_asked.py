@@ -113,17 +113,46 @@ def device_budgets(given: Any, machine: Target) -> list[int | float]:
     return limits
 
 
-def host_budget(given: int | str | None, machine: Target) -> int:
-    """Bytes of host memory per device that a plan may use."""
-    if given is None:
-        return machine.host_bytes
+def host_budget(
+    given: int | str | None, reserve: int | str | None, machine: Target
+) -> tuple[int, int]:
+    """Bytes of host memory per device that a plan may use, and those in reserve.
+
+    The reserve comes off the budget, given or the target's.
+    """
     if not isinstance(given, bool) and given == 0:
         raise ArgumentError(
             "host_budget",
             "0",
             "To leave the host alone write forbid=('offload',).",
         )
-    return parse_bytes(given, "host_budget")
+    whole = machine.host_bytes if given is None else parse_bytes(given, "host_budget")
+    if reserve is None or (not isinstance(reserve, bool) and reserve == 0):
+        return whole, 0
+    kept = parse_bytes(reserve, "host_reserve")
+    if kept >= whole:
+        which = f"that a device of {machine.name} has of its host"
+        raise ArgumentError(
+            "host_reserve",
+            f"{reserve!r}, all of the {format_bytes(whole)} "
+            + (which if given is None else "of host_budget"),
+            "Write less, per device; to leave the host alone write "
+            "forbid=('offload',).",
+        )
+    return whole - kept, kept
+
+
+def reserve_note(reserve: int, budget: int) -> str:
+    """What a plan that does not fit has to say of the reserve; empty where none is.
+
+    **Arguments:** bytes of host memory per device: what others have, what is left.
+    """
+    if not reserve:
+        return ""
+    return (
+        f"host_reserve keeps {format_bytes(reserve)} of the host's memory per device "
+        f"for others, and plans may take the other {format_bytes(budget)}"
+    )
 
 
 def sayer(progress: Progress, started: float) -> Callable[[str], None]:

@@ -71,11 +71,18 @@ def why_it_does_not_fit(plan: PlanRecord) -> str:
         f"plan: it does not fit: its program needs {needed} of the device and "
         f"{format_bytes(proof.host_bytes)} of the host"
     )
+    kept = proof.host_reserve_bytes
+    beside = f" beside the {format_bytes(kept)} of host_reserve" if kept else ""
     if proof.host_bytes > proof.host_budget_bytes:
+        smaller = " or a smaller host_reserve" if kept else ""
         return (
             f"{needs}, and may take {format_bytes(proof.host_budget_bytes)} of the "
-            "host. Give a larger host_budget, or pin less to 'offload'."
+            f"host{beside}. Give a larger host_budget{smaller}, or pin less to "
+            "'offload'."
         )
+    host = ""
+    if kept:
+        host = f" and {format_bytes(proof.host_budget_bytes)} of the host{beside}"
     smallest = format_room(plan.smallest_budget)
     if plan.search.smallest_budget_is == "predicted":
         smallest = f"about {smallest}, as predicted"
@@ -83,6 +90,6 @@ def why_it_does_not_fit(plan: PlanRecord) -> str:
     way = [*left, *proof.in_the_way]
     why = f" In the way: {'; '.join(way[:3])}." if way else ""
     return (
-        f"{needs}, and may take {limit} of the device. The "
+        f"{needs}, and may take {limit} of the device{host}. The "
         f"smallest budget that works is {smallest}.{why}"
     )

@@ -57,6 +57,7 @@ def _wished(asked: Asked) -> Iterator[str]:
         {
             "budgets": list(asked.budgets),
             "host": _about(asked.host_budget),
+            "reserve": _about(asked.host_reserve),
             "pin": list(asked.pin.items()),
             "forbid": sorted(
                 [asked.forbid] if isinstance(asked.forbid, str) else asked.forbid

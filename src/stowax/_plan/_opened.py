@@ -19,6 +19,7 @@ from ._planning import asked_for
 _DEFAULTS: dict[str, Any] = {
     "target": None,
     "host_budget": None,
+    "host_reserve": None,
     "pin": None,
     "forbid": (),
     "keep_checkpoint": False,

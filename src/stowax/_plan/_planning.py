@@ -28,6 +28,7 @@ def plan(
     *args: Any,
     budget: int | str | None = None,
     host_budget: int | str | None = None,
+    host_reserve: int | str | None = None,
     target: str | Target | None = None,
     pin: Mapping[str, str] | None = None,
     forbid: Collection[str] = (),
@@ -52,7 +53,8 @@ def plan(
       they lie now does not matter: the plan says where they are to be (`Plan.place`).
     - `budget`: device memory per device, bytes or text (`"16GiB"`), or a share of what
       the step takes as it is written (`"60%"`); `None`: what the target has.
-      `host_budget`: bytes of host memory per device, or text.
+      `host_budget`: bytes of host memory per device, or text, of which `host_reserve`
+      is for others, such as checkpoints while they are saved.
     - `target`: a name (`"v5p-8"`) or a `Target`; `None`: the devices that `args` are
       sharded over, else the attached ones.
     - `pin`: pattern → decision, on names, roles and source lines of values
@@ -93,6 +95,7 @@ def plan(
             *args,
             budgets=(budget,),
             host_budget=host_budget,
+            host_reserve=host_reserve,
             target=target,
             pin=pin,
             forbid=forbid,
@@ -117,6 +120,7 @@ def plans(
     *args: Any,
     budgets: Iterable[int | str | None],
     host_budget: int | str | None = None,
+    host_reserve: int | str | None = None,
     target: str | Target | None = None,
     pin: Mapping[str, str] | None = None,
     forbid: Collection[str] = (),
@@ -154,6 +158,7 @@ def plans(
         kwargs,
         budgets=budgets,
         host_budget=host_budget,
+        host_reserve=host_reserve,
         target=target,
         pin=pin,
         forbid=forbid,
@@ -188,6 +193,7 @@ def asked_for(
     budgets: Any,
     target: str | Target | None,
     host_budget: Any,
+    host_reserve: Any,
     pin: Any,
     forbid: Any,
     keep_checkpoint: bool,
@@ -207,7 +213,7 @@ def asked_for(
     _asked.check_compiles(compiles, MOST_MISSES)
     machine = target_for(target, args)
     limits = _asked.device_budgets(budgets, machine)
-    memory = _asked.host_budget(host_budget, machine)
+    memory, reserve = _asked.host_budget(host_budget, host_reserve, machine)
     programs = cache_in(cache)
     say = _asked.sayer(progress, started)
     say(f"tracing {getattr(step, '__name__', 'the step')}")
@@ -220,6 +226,7 @@ def asked_for(
         started=started,
         machine=machine,
         host_budget=memory,
+        host_reserve=reserve,
         pin=pin or {},
         forbid=forbid,
         keep_checkpoint=keep_checkpoint,

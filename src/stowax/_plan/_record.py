@@ -27,8 +27,10 @@ from .._records._plan import (
 from .._records._stages import TILE, Decisions
 from .._search._loop import Search
 from .._search._space import Attempt, Space, narrowed
+from .._survey._asked import Asked
 from .._survey._survey import Survey
 from .._versions import versions
+from ._asked import reserve_note
 from ._finding import Found
 from ._plan import Plan
 
@@ -78,6 +80,7 @@ def _proof(search: Search, best: Attempt) -> ProofRecord:
         fits=fits,
         budget_bytes=search.budget,
         host_budget_bytes=search.asked.host_budget,
+        host_reserve_bytes=search.asked.host_reserve,
         device_bytes=measured.compiled_bytes,
         host_bytes=measured.host_bytes,
         step_seconds=measured.step_seconds,
@@ -93,11 +96,17 @@ def _proof(search: Search, best: Attempt) -> ProofRecord:
                 best.decisions,
                 unrolled=best.space.as_written,
             ),
+            *(_reserved(search.asked) if not fits else ()),
             *(fast_memory_notes(search, best) if fits else ()),
             *(link_notes(search.budget, best) if fits else ()),
             *(overlap_notes(survey, measured.inspection) if fits else ()),
         ),
     )
+
+
+def _reserved(asked: Asked) -> tuple[str, ...]:
+    note = reserve_note(asked.host_reserve, asked.host_budget)
+    return (note,) if note else ()
 
 
 def _search(search: Search, best: Attempt, seconds: float) -> SearchRecord:

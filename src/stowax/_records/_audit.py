@@ -97,10 +97,14 @@ class Grown(NamedTuple):
 
 
 class Resident(NamedTuple):
-    """Memory of the process at event `event`; 0 bytes are unknown."""
+    """Memory of the process at event `event`; 0 bytes are unknown.
+
+    `peak` is the most that was seen since the reading before.
+    """
 
     event: int
     bytes: int
+    peak: int = 0
 
 
 class Sample(NamedTuple):
@@ -145,7 +149,7 @@ class Recording:
     """Everything that was seen, for `_audit._find.findings_of`.
 
     `passed_by` steps were not looked at; kept activations below `enough_bytes` are no
-    matter.
+    matter. `devices` are how many the process has, and their platform.
     """
 
     events: tuple[Event, ...] = ()
@@ -159,6 +163,7 @@ class Recording:
     reused: tuple[Reuse, ...] = ()
     passed_by: int = 0
     failed: str = ""
+    devices: tuple[int, str] = (1, "")
     enough_bytes: int = 1 << 30
 
 
@@ -182,7 +187,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """The result of an audit: findings, worst first, and what was looked at."""
+    """The result of an audit: findings, worst first, and what was looked at.
+
+    `staged_bytes` of the host's memory are taken after some of the steps only, as saves
+    do; per process.
+    """
 
     findings: tuple[Finding, ...] = ()
     allowed: tuple[Finding, ...] = ()
@@ -191,6 +200,7 @@ class AuditRecord:
     step_line: int = 0
     transfers: float = 0.0
     step_seconds: float = 0.0
+    staged_bytes: int = 0
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

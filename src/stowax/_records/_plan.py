@@ -198,7 +198,8 @@ class ProofRecord:
     """What the compiled program shows, beside the budgets that it has to keep.
 
     - `fits`: both memories suffice, by the compiler's own figures.
-    - `budget_bytes` and `host_budget_bytes` are the budgets, per device.
+    - `budget_bytes` and `host_budget_bytes` are the budgets, per device; what others
+      need of the host, `host_reserve_bytes`, has come off.
     - `device_bytes` and `host_bytes` are what the program takes, per device: arguments
       + outputs − aliased + temporaries.
     - `step_seconds` is simulated from the compiled schedule, `exposed_seconds` its part
@@ -219,6 +220,7 @@ class ProofRecord:
     in_the_way: tuple[str, ...] = ()
     notes: tuple[str, ...]
     peak: MemoryPeak | None = None
+    host_reserve_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

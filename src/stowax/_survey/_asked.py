@@ -13,7 +13,8 @@ from .._target._program_cache import ProgramCache
 class Asked:
     """What `plan` was asked, checked, and the step's one trace; `say` shows progress.
 
-    `budgets` are bytes, or shares of what the step takes as it is written. `specs` are
+    `budgets` are bytes, or shares of what the step takes as it is written;
+    `host_budget` is what of the host's memory `host_reserve` has left. `specs` are
     the step's arguments on the target, `recording` is made of them. `started` is when
     planning began, by `time.perf_counter`. `written` has the step as it is, compiled,
     by whether its state is donated: those programs are the same for every budget.
@@ -26,6 +27,7 @@ class Asked:
     started: float
     machine: Target
     host_budget: int
+    host_reserve: int = 0
     pin: Mapping[str, str]
     forbid: Collection[str]
     keep_checkpoint: bool

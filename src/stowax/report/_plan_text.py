@@ -50,6 +50,8 @@ def _headline(record: PlanRecord, width: int) -> list[str]:
     program, host_budget = record.program, record.proof.host_budget_bytes
     kind = "compile-only" if program.compile_only else program.device_kind
     step = program.step.rpartition("<locals>.")[2]
+    kept = record.proof.host_reserve_bytes
+    reserve = f" beside {format_bytes(kept)} in reserve" if kept else ""
     budget = format_bytes(record.budget_bytes)
     used = format_bytes(record.device_bytes)
     if record.fits and record.outcome == "unneeded":
@@ -63,7 +65,7 @@ def _headline(record: PlanRecord, width: int) -> list[str]:
     elif record.host_bytes > host_budget:
         verdict = (
             f"DOES NOT FIT: {format_bytes(record.host_bytes)} of host memory per "
-            f"device, host budget {format_bytes(host_budget)}."
+            f"device, host budget {format_bytes(host_budget)}{reserve}."
         )
     elif record.outcome == "infeasible":
         wishes = record.pins or record.search.forbid

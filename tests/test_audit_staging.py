@@ -99,8 +99,10 @@ def test_memory_that_is_not_known():
 
 # --- as it is measured --------------------------------------------------------------
 
-SIDE = 4 << 20  # of float32: 16 MiB, and three of them are a state
+SIDE = 12 << 20  # of float32: 48 MiB, and three of them are a state
 STATE = 3 * 4 * SIDE
+# What the process has freed before, and not given back, it takes first.
+LEAST = 0.7 * STATE
 
 
 def loop(save, steps=20):
@@ -135,7 +137,7 @@ needs_linux = pytest.mark.skipif(
 @needs_linux
 def test_a_copy_of_the_state_is_measured():
     record = loop(copy_to_host)
-    assert STATE <= record.staged_bytes < 1.5 * STATE
+    assert LEAST <= record.staged_bytes < 1.5 * STATE
     (note,) = [note for note in record.notes if "host_reserve" in note]
     assert note.endswith("On a CPU arrays of JAX's are in it, too.")
     assert loop(lambda number, state: None).staged_bytes == 0
@@ -152,5 +154,5 @@ def test_orbax_saves_are_measured(tmp_path):
             manager.save(number, args=checkpoint.args.StandardSave(state))
 
         record = loop(save)
-    assert STATE <= record.staged_bytes < 3 * STATE
+    assert LEAST <= record.staged_bytes < 3 * STATE
     assert any("host_reserve" in note for note in record.notes)

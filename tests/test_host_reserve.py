@@ -52,7 +52,8 @@ def test_it_comes_off_what_the_target_has():
     less = plan(step, *ARGS, host_reserve="20GiB")
     left = whole.proof.host_budget_bytes - less.proof.host_budget_bytes
     assert left == less.proof.host_reserve_bytes == 20 * 2**30
-    assert plan(step, *ARGS, host_reserve=0).proof == whole.proof
+    for nothing in (0, "0"):
+        assert plan(step, *ARGS, host_reserve=nothing).proof == whole.proof
 
 
 def test_a_plan_that_the_reserve_leaves_no_room_for_names_it():

@@ -127,7 +127,7 @@ def host_budget(
             "To leave the host alone write forbid=('offload',).",
         )
     whole = machine.host_bytes if given is None else parse_bytes(given, "host_budget")
-    if reserve is None or (not isinstance(reserve, bool) and reserve == 0):
+    if reserve in (None, "0") or (not isinstance(reserve, bool) and reserve == 0):
         return whole, 0
     kept = parse_bytes(reserve, "host_reserve")
     if kept >= whole:

@@ -35,7 +35,8 @@ def test_every_figure_has_an_origin() -> None:
 def test_the_chips_that_are_promised_are_there() -> None:
     assert {"v4", "v5e", "v5p", "v6e", "7x"} <= set(CHIPS)
     assert set(GPU_CHIPS) <= set(CHIPS)
-    assert {"a100-80", "h100", "h200", "b200", "gh200", "cpu"} <= set(CHIPS)
+    assert {"a100-80", "h100", "h200", "b200", "b300", "cpu"} <= set(CHIPS)
+    assert {"gh200", "gb200", "gb300"} <= set(CHIPS)  # with Grace on the module
 
 
 @pytest.mark.parametrize("chip", ACCELERATORS, ids=lambda chip: chip.key)
@@ -49,7 +50,9 @@ def test_rates_keep_their_order(chip: Chip) -> None:
     half, single = chip.matrix_rate("bfloat16"), chip.matrix_rate("float32")
     assert single <= half
     assert chip.matrix_rate("float16") == half
-    for narrow in ("int8", "float8_e4m3fn"):
+    # Blackwell Ultra gave up most of its units for integers.
+    ultra = chip.key in ("b300", "gb300")
+    for narrow in ("float8_e4m3fn",) if ultra else ("int8", "float8_e4m3fn"):
         if (rate := chip.matrix_rate(narrow)) is not None:
             assert rate >= half
     # Products are faster than elementwise work, or there were no matrix unit; and a
@@ -62,14 +65,26 @@ def test_rates_keep_their_order(chip: Chip) -> None:
 
 @pytest.mark.parametrize("chip", ACCELERATORS, ids=lambda chip: chip.key)
 def test_the_links_range_has_what_is_planned_with_inside(chip: Chip) -> None:
-    low, high = chip.link_low.value, chip.link_high.value
-    assert low < high
-    for sustained, nominal in (
-        (chip.sustained_out, chip.link_out),
-        (chip.sustained_in, chip.link_in),
+    for low, sustained, nominal, high in (
+        (chip.out_low, chip.sustained_out, chip.link_out, chip.out_high),
+        (chip.in_low, chip.sustained_in, chip.link_in, chip.in_high),
     ):
+        assert low.value < high.value
         planned = sustained.value or nominal.value
-        assert planned is None or low <= planned <= high
+        assert planned is None or low.value <= planned <= high.value
+
+
+@pytest.mark.parametrize(
+    ("key", "out", "into"), [("gh200", 170e9, 411e9), ("gb300", 193e9, 211e9)]
+)
+def test_each_direction_of_a_link_has_its_own_rate(
+    key: str, out: float, into: float
+) -> None:
+    # NVIDIA/Megatron-LM, issue 6491: nvbandwidth on four modules of each.
+    chip = CHIPS[key]
+    assert (chip.sustained_out.value, chip.sustained_in.value) == (out, into)
+    assert chip.sustained_out.kind == chip.sustained_in.kind == "measured"
+    assert chip.out_low.value != chip.in_low.value
 
 
 def test_what_is_measured_is_what_programs_reach() -> None:
@@ -127,6 +142,8 @@ def test_device_kinds_are_unambiguous() -> None:
 def test_gpu_descriptions_agree_with_the_table(key: str) -> None:
     text = gpu_target_config(key)
     assert f"device_memory_size: {gpu_memory_bytes(key)}" in text
+    assert f"major: {8 if key == 'a100-80' else 10 if 'b' in key else 9} " in text
+    assert f"minor: {3 if 'b300' in key else 0} " in text
     assert CHIPS[key].memory.value == gpu_memory_bytes(key)
     assert text.count("{") == text.count("}")
 

@@ -366,7 +366,7 @@ def test_targets_table_marks_every_figure_that_is_not_the_makers():
     # Measured limit of the compiler, quoted bandwidth; nobody knows TPU7x's link.
     assert drawn["v5p-8"].split()[3:5] == ["95.7*", "2765"]
     assert drawn["h200"].split()[3] == "106~"
-    assert drawn["tpu7x-8"].split()[-3:-1] == ["?", "?"]
+    assert drawn["tpu7x-2"].split()[-3:-1] == ["?", "?"]
     legend = next(line for line in lines if line.startswith("* measured"))
     assert "~ assumed" in legend
     assert "? unknown" in legend

@@ -13,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 from stowax import _jax_targets
 from stowax._errors import CompileError
+from stowax._records._stages import Link
 from stowax._streams import quiet_native_log
 from stowax._target import _target
 from stowax._target._machine import HOST_FRACTION
@@ -75,7 +76,9 @@ def test_memory_kinds_are_honoured(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [tpu("v5e-1"), tpu("v5p-8"), gpu("a100-80"), gpu("b200"), gpu("gh200")]
+    "name",
+    [tpu("v5e-1"), tpu("v5p-8"), tpu("tpu7x-2")]
+    + [gpu(name) for name in ("a100-80", "b200", "b300", "gh200", "gb200", "gb300")],
 )
 def test_specs_without_sharding_go_to_one_device(name: str) -> None:
     there = target(name)
@@ -102,6 +105,7 @@ def test_specs_without_sharding_go_to_one_device(name: str) -> None:
         ("v5p-1024", 512),
         ("v6e-1", 1),
         ("v6e-256", 256),
+        ("tpu7x-2", 2),
         ("tpu7x-8", 8),
     ],
 )
@@ -245,6 +249,26 @@ def test_figures_of_a_target_are_per_device(name: str) -> None:
     assert there.compile_only
     sustained = chip.sustained_out.value
     assert there.link.device_to_host == (sustained or chip.link_out.value)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["gb200x72", "gb300x72"])
+def test_a_rack_of_superchips_is_one_target(name: str) -> None:
+    rack = target(name)
+    mesh = rack.mesh((18, 4), ("host", "gpu"))
+    split = rack.sharding(("host", "gpu"), mesh=mesh)
+    spec = Spec((72 * 8, COLUMNS), jnp.float32, sharding=split)
+    memory = rack.compile(jax.jit(jnp.sin), spec).memory_analysis()
+    assert memory.argument_size_in_bytes == 8 * COLUMNS * 4
+
+
+@needs_gpu
+def test_both_directions_of_a_link_reach_the_planner() -> None:
+    there = target("gh200")
+    assert there.link == Link(device_to_host=170e9, host_to_device=411e9)
+    slowest, fastest = there.link_range
+    assert slowest == Link(device_to_host=85e9, host_to_device=171e9)
+    assert fastest == Link(device_to_host=295e9, host_to_device=421e9)
 
 
 @needs_gpu

@@ -37,6 +37,17 @@ def test_unknown_names_are_told_their_neighbours() -> None:
         target(8)
 
 
+@pytest.mark.parametrize("name", ["mi300x", "MI300", "mi355xx8"])
+def test_a_gpu_of_amds_has_no_compiler_elsewhere(name: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        target(name)
+    assert str(error.value) == (
+        f"target: got {name!r}, and XLA's compiler for AMD's GPUs loads only beside an "
+        "installed ROCm. Write 'gpu' on a machine with such a GPU (not tried yet), or "
+        "a name from stowax.targets(): a plan holds for the chip that it is made for."
+    )
+
+
 @pytest.mark.skipif(_jax_targets.tpu_attached(), reason="a TPU is attached")
 def test_a_platform_that_is_not_attached() -> None:
     with pytest.raises(

@@ -44,7 +44,7 @@ def calibrated(chip: Chip, found: CalibrationRecord) -> Chip:
     if found.link is not None:
         changed["sustained_out"] = figure(found.link.out, RATE)
         changed["sustained_in"] = figure(found.link.into, RATE)
-        changed["link_low"] = changed["link_high"] = NO_RANGE
+        changed |= dict.fromkeys(("out_low", "out_high", "in_low", "in_high"), NO_RANGE)
     return dataclasses.replace(chip, **changed)
 
 

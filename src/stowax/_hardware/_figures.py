@@ -95,10 +95,10 @@ class Chip:
     `allowed_bytes` is what one JAX device may use: for TPUs the limit that the compiler
     enforces. `link_out`, `link_in` are the nominal rates device→host and host→device,
     `sustained_out`, `sustained_in` what was seen to be left of them. `interconnect`
-    counts both directions. `link_low`, `link_high` are the ends between which the link
-    may really be, either way, where nobody measured it on the machine. `host_bytes` is
-    the memory of the usual virtual machine,
-    which `chips_per_host` chips share, `host_bandwidth` that memory's rate at its peak.
+    counts both directions. `out_low`, `out_high`, `in_low` and `in_high` are the ends
+    between which the link may really be, where nobody measured it on the machine.
+    `host_bytes` is the memory of the usual virtual machine, which `chips_per_host`
+    chips share, `host_bandwidth` that memory's rate at its peak.
     `host_update` is what the host's processor reaches in updates for one chip, all
     chips being served. `clock` is the rate of the compiler's cycle
     estimates.
@@ -127,8 +127,10 @@ class Chip:
     host_bytes: Figure
     host_bandwidth: Figure
     clock: Figure
-    link_low: Figure = NO_RANGE
-    link_high: Figure = NO_RANGE
+    out_low: Figure = NO_RANGE
+    out_high: Figure = NO_RANGE
+    in_low: Figure = NO_RANGE
+    in_high: Figure = NO_RANGE
     host_update: Figure = _NOT_MEASURED
 
     @property
@@ -219,8 +221,10 @@ class Chip:
             ("link host to device", self.link_in),
             ("link device to host, sustained", self.sustained_out),
             ("link host to device, sustained", self.sustained_in),
-            ("link either way, at least", self.link_low),
-            ("link either way, at most", self.link_high),
+            ("link device to host, at least", self.out_low),
+            ("link device to host, at most", self.out_high),
+            ("link host to device, at least", self.in_low),
+            ("link host to device, at most", self.in_high),
             ("host memory", self.host_bytes),
             ("host memory bandwidth, all chips", self.host_bandwidth),
             ("updates by the host's processor", self.host_update),

@@ -15,7 +15,18 @@ _HOPPER = {
     "fpus_per_core": 128,
     "l2_cache_size": 52428800,
     "clock_rate_ghz": 1.98,
-    "capability": (9, True),
+    "capability": (9, 0, True),
+}
+_BLACKWELL = {
+    "shared_memory_per_core": 233472,
+    "shared_memory_per_block_optin": 232448,
+    "fpus_per_core": 128,
+}
+# The GPUs of Grace's modules have a few more cores, and a higher clock.
+_GRACE_BLACKWELL = _BLACKWELL | {
+    "core_count": 152,
+    "l2_cache_size": 135528448,
+    "memory_bandwidth": 7928064000000,
 }
 
 # memory_bandwidth in bytes per second, device_memory_size in bytes.
@@ -30,7 +41,7 @@ _GPUS = {
         "clock_rate_ghz": 1.41,
         "memory_bandwidth": 2039040000000,
         "device_memory_size": 85100068864,
-        "capability": (8, False),
+        "capability": (8, 0, False),
     },
     "h100": _HOPPER
     | {
@@ -52,17 +63,40 @@ _GPUS = {
         "memory_bandwidth": 4000000000000,
         "device_memory_size": 102005473280,
     },
-    "b200": {
+    "b200": _BLACKWELL
+    | {
         "description": "NVIDIA B200",
-        "shared_memory_per_core": 233472,
-        "shared_memory_per_block_optin": 232448,
         "core_count": 148,
-        "fpus_per_core": 128,
         "l2_cache_size": 132644864,
         "clock_rate_ghz": 1.965,
         "memory_bandwidth": 7672320000000,
         "device_memory_size": 191514411008,
-        "capability": (10, True),
+        "capability": (10, 0, True),
+    },
+    "gb200": _GRACE_BLACKWELL
+    | {
+        "description": "NVIDIA GB200",
+        "clock_rate_ghz": 2.062,
+        "device_memory_size": 197897748480,
+        "capability": (10, 0, True),
+    },
+    # Blackwell Ultra: capability 10.3.
+    "b300": _BLACKWELL
+    | {
+        "description": "NVIDIA B300",
+        "core_count": 158,
+        "l2_cache_size": 135528448,
+        "clock_rate_ghz": 1.965,
+        "memory_bandwidth": 7936000000000,
+        "device_memory_size": 297021865984,
+        "capability": (10, 3, True),
+    },
+    "gb300": _GRACE_BLACKWELL
+    | {
+        "description": "NVIDIA GB300",
+        "clock_rate_ghz": 2.07,
+        "device_memory_size": 297021079552,
+        "capability": (10, 3, True),
     },
 }
 
@@ -102,14 +136,14 @@ def gpu_target_config(chip: str) -> str:
     """
     figures = dict(_GPUS[chip])
     description = figures.pop("description")
-    major, accelerated = figures.pop("capability")
+    major, minor, accelerated = figures.pop("capability")
     feature = "feature_extension: ACCELERATED_FEATURES" if accelerated else ""
     fields = "\n  ".join(
         f"{key}: {value}" for key, value in (_COMMON | figures).items()
     )
     return f"""gpu_device_info {{
   {fields}
-  cuda_compute_capability {{ major: {major} {feature} }}
+  cuda_compute_capability {{ major: {major} minor: {minor} {feature} }}
   device_vendor: "NVIDIA Corporation"
   name: "{description}"
   driver_version: "13.0.0"

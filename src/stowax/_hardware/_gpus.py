@@ -2,6 +2,7 @@
 
 from ._figures import (
     GB,
+    GIB,
     OPERATIONS,
     RATE,
     TERA,
@@ -31,6 +32,7 @@ def _gpu(
     host_gb: float,
     host_source: str,
     clock: float,
+    link_is: str = "",
 ) -> Chip:
     """A GPU's row; `matrix` in dense tera-operations/s, bandwidths in GB/s."""
     sheet = f"NVIDIA {title} data sheet (dense rates)"
@@ -52,8 +54,8 @@ def _gpu(
         matrix=matrix_figures(sheet, matrix),
         vector=quoted(vector * TERA, OPERATIONS, sheet),
         interconnect=quoted(interconnect * GB, RATE, sheet + ", NVLink"),
-        link_out=quoted(link * GB, RATE, sheet),
-        link_in=quoted(link * GB, RATE, sheet),
+        link_out=quoted(link * GB, RATE, sheet + link_is),
+        link_in=quoted(link * GB, RATE, sheet + link_is),
         sustained_out=sustained[0],
         sustained_in=sustained[1],
         chips_per_host=chips_per_host,
@@ -65,6 +67,11 @@ def _gpu(
 
 _H100_LINK = measured(55 * GB, RATE, "published PCIe 5.0 x16 copy measurements")
 _AS_H100 = assumed(55 * GB, RATE, "as measured on the H100: the same PCIe 5.0 x16")
+_TO_A_PCIE5_HOST = assumed(
+    55 * GB, RATE, "as measured on the H100: the hosts' processors have PCIe 5.0 x16"
+)
+_MEGATRON = "nvbandwidth in NVIDIA/Megatron-LM, issue 6491"
+_C2C = ", NVLink-C2C: 900 GB/s, both directions, for two GPUs"
 _HOPPER_MATRIX = {"bfloat16": 989, "float32": 494.5, "float8": 1979, "int8": 1979}
 
 GPUS = (
@@ -146,12 +153,68 @@ GPUS = (
         interconnect=900,
         link=450,
         sustained=(
-            measured(297 * GB, RATE, "published NVLink-C2C copy measurements"),
-            measured(375 * GB, RATE, "published NVLink-C2C copy measurements"),
+            measured(170 * GB, RATE, f"{_MEGATRON}: 170, four modules; one alone 295"),
+            measured(
+                411 * GB, RATE, f"{_MEGATRON}: 411 to 421, four modules; one alone 342"
+            ),
         ),
         chips_per_host=1,
         host_gb=480,
         host_source="NVIDIA GH200 data sheet, LPDDR5X",
         clock=1.98,
+    ),
+    _gpu(
+        "gb200",
+        title="GB200 NVL72",
+        device_kinds=("NVIDIA GB200",),
+        bandwidth=8000,
+        matrix={"bfloat16": 2500, "float32": 1250, "float8": 5000, "int8": 5000},
+        vector=80,
+        interconnect=1800,
+        link=225,
+        link_is=_C2C,
+        sustained=(
+            assumed(193 * GB, RATE, "as measured on the GB300: the same NVLink-C2C"),
+            assumed(211 * GB, RATE, "as measured on the GB300: the same NVLink-C2C"),
+        ),
+        chips_per_host=4,
+        host_gb=884,
+        host_source="Google Cloud, a4x-highgpu-4g",
+        clock=2.062,
+    ),
+    _gpu(
+        "b300",
+        title="HGX B300",
+        device_kinds=("NVIDIA B300 SXM6 AC", "NVIDIA B300"),
+        bandwidth=8000,
+        matrix={"bfloat16": 2250, "float32": 1125, "float8": 4500, "int8": 150},
+        vector=75,
+        interconnect=1800,
+        link=128,
+        link_is=", PCIe 6.0 x16 at the GPU",
+        sustained=(_TO_A_PCIE5_HOST, _TO_A_PCIE5_HOST),
+        chips_per_host=8,
+        host_gb=4096 * GIB / GB,
+        host_source="AWS, p6-b300.48xlarge",
+        clock=1.965,
+    ),
+    _gpu(
+        "gb300",
+        title="GB300 NVL72",
+        device_kinds=("NVIDIA GB300",),
+        bandwidth=8000,
+        matrix={"bfloat16": 2500, "float32": 1250, "float8": 5000, "int8": 165},
+        vector=80,
+        interconnect=1800,
+        link=225,
+        link_is=_C2C,
+        sustained=(
+            measured(193 * GB, RATE, f"{_MEGATRON}; 182 with all four GPUs busy"),
+            measured(211 * GB, RATE, f"{_MEGATRON}; 169 with all four GPUs busy"),
+        ),
+        chips_per_host=4,
+        host_gb=960,
+        host_source="Google Cloud, a4x-maxgpu-4g-metal",
+        clock=2.07,
     ),
 )

@@ -2,9 +2,10 @@
 
 A plan rests on the rate of the link, and what makers quote is a port, not what the
 host's memory gives with every chip at it and both directions busy. Published
-measurements differ by factors. So a chip has two ends beside the one figure that it is
-planned with, and a plan that would be another one at an end says so (`_sensitivity`).
-What is measured on the machine itself (`stowax calibrate`) has no range.
+measurements differ by factors. So a chip has two ends of each direction beside the
+figures that it is planned with, and a plan that would be another one at an end says so
+(`_sensitivity`). What is measured on the machine itself (`stowax calibrate`) has no
+range.
 """
 
 import dataclasses
@@ -23,12 +24,32 @@ _BOTH_WAYS = (
 )
 
 
+_MEGATRON = "NVIDIA/Megatron-LM, issue 6491"
+_HALVED = f"as copies in both directions share the rate ({_NVBANDWIDTH} 41)"
+
+
 def _rate(low: float, why: str) -> Figure:
     return assumed(low * GB, RATE, why)
 
 
-_PCIE5 = (_rate(24, f"55, {_BOTH_WAYS}"), quoted(64 * GB, RATE, "PCIe 5.0 x16"))
+def _seen(rate: float, where: str) -> Figure:
+    return measured(rate * GB, RATE, where)
 
+
+_PCIE5_LOW = _rate(24, f"55, {_BOTH_WAYS}")
+_PCIE5 = (_PCIE5_LOW, quoted(64 * GB, RATE, "PCIe 5.0 x16"))
+_C2C_SHARED = "NVLink-C2C: 900 GB/s both ways for two GPUs"
+
+_GB300_OUT = (
+    _rate(91, f"half of 182 with all four GPUs busy ({_MEGATRON}), {_HALVED}"),
+    quoted(225 * GB, RATE, _C2C_SHARED),
+)
+_GB300_IN = (
+    _rate(84, f"half of 169 with all four GPUs busy ({_MEGATRON}), {_HALVED}"),
+    quoted(225 * GB, RATE, _C2C_SHARED),
+)
+
+# The ends of both directions.
 _RANGES: Mapping[str, tuple[Figure, Figure]] = types.MappingProxyType(
     {
         "v4": (_rate(12, _REACHED), _rate(32, _ROME)),
@@ -50,23 +71,37 @@ _RANGES: Mapping[str, tuple[Figure, Figure]] = types.MappingProxyType(
             _rate(64, "PCIe 5.0 x16, as TPU v6e has it"),
         ),
         "a100-80": (
-            measured(
-                5.5 * GB, RATE, f"{_NVBANDWIDTH} 11: 5 to 6, all GPUs busy both ways"
-            ),
-            measured(26 * GB, RATE, f"{_NVBANDWIDTH} 11: 25 to 26, one GPU, one way"),
+            _seen(5.5, f"{_NVBANDWIDTH} 11: 5 to 6, all GPUs busy both ways"),
+            _seen(26, f"{_NVBANDWIDTH} 11: 25 to 26, one GPU, one way"),
         ),
         "h100": _PCIE5,
         "h200": _PCIE5,
         "b200": _PCIE5,
-        "gh200": (
-            _rate(
-                149,
-                "half of what is measured out: copies in both directions at once share "
-                f"the rate ({_NVBANDWIDTH} 41)",
-            ),
-            quoted(450 * GB, RATE, "NVIDIA GH200 data sheet, NVLink-C2C"),
+        "b300": (
+            _PCIE5_LOW,
+            _rate(110, "0.86 of PCIe 6.0 x16, if the host has it: the H100 reaches it"),
         ),
     }
+)
+
+# The ends of the way out, then of the way in, where the two differ.
+_TWO_RANGES: Mapping[str, tuple[tuple[Figure, Figure], tuple[Figure, Figure]]] = (
+    types.MappingProxyType(
+        {
+            "gh200": (
+                (
+                    _rate(85, f"half of 170, {_HALVED}"),
+                    _seen(295, "vllm-project/vllm, pull request 6496: one module"),
+                ),
+                (
+                    _rate(171, f"half of 342 (vLLM's 6496: one module), {_HALVED}"),
+                    _seen(421, f"{_MEGATRON}: 411 to 421, four modules"),
+                ),
+            ),
+            "gb200": (_GB300_OUT, _GB300_IN),
+            "gb300": (_GB300_OUT, _GB300_IN),
+        }
+    )
 )
 
 
@@ -74,10 +109,15 @@ def with_link_range(chip: Chip) -> Chip:
     """`chip` with the ends of its link's range, if one is known.
 
     >>> from stowax._hardware._hardware import CHIPS
-    >>> CHIPS["v5p"].link_low.value / 1e9, CHIPS["v5p"].link_high.value / 1e9
+    >>> CHIPS["v5p"].in_low.value / 1e9, CHIPS["v5p"].in_high.value / 1e9
     (11.0, 32.0)
     """
-    if chip.key not in _RANGES:
+    if chip.key in _TWO_RANGES:
+        out, into = _TWO_RANGES[chip.key]
+    elif chip.key in _RANGES:
+        out = into = _RANGES[chip.key]
+    else:
         return chip
-    low, high = _RANGES[chip.key]
-    return dataclasses.replace(chip, link_low=low, link_high=high)
+    return dataclasses.replace(
+        chip, out_low=out[0], out_high=out[1], in_low=into[0], in_high=into[1]
+    )

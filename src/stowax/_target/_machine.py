@@ -218,15 +218,20 @@ def _link(chip: Chip) -> Link:
 
 def _link_range(chip: Chip) -> tuple[Link, Link] | None:
     """The ends of the link's range per device, with `_link` between them."""
-    if chip.link_low.value is None or chip.link_high.value is None:
+    if chip.out_low.value is None:
         return None
-    low = chip.link_low.value / chip.devices_per_chip
-    high = chip.link_high.value / chip.devices_per_chip
+    each = chip.devices_per_chip
     link = _link(chip)
     out, into = link.device_to_host, link.host_to_device
     return (
-        Link(device_to_host=min(low, out), host_to_device=min(low, into)),
-        Link(device_to_host=max(high, out), host_to_device=max(high, into)),
+        Link(
+            device_to_host=min(chip.out_low.required() / each, out),
+            host_to_device=min(chip.in_low.required() / each, into),
+        ),
+        Link(
+            device_to_host=max(chip.out_high.required() / each, out),
+            host_to_device=max(chip.in_high.required() / each, into),
+        ),
     )
 
 

@@ -55,12 +55,14 @@ _SLICES_3D = {
 _TPU_NAMES = {
     "v4": ("v4", _SLICES_3D, 2),
     "v5p": ("v5p", _SLICES_3D, 2),
-    "tpu7x": ("7x", _SLICES_3D, 2),
+    "tpu7x": ("7x", {1: (1, 1, 1)} | _SLICES_3D, 2),
     "v5e": ("v5e", _SLICES_2D, 1),
     "v5litepod": ("v5e", _SLICES_2D, 1),
     "v6e": ("v6e", _SLICES_2D, 1),
 }
 _GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_RACK = 72  # GPUs of a GB200 NVL72 and of a GB300 NVL72
+_AMD = re.compile(r"mi\d{3}[a-z]?(x\d+)?")
 _ATTACHED = ("cpu", "gpu", "tpu")
 
 
@@ -80,11 +82,13 @@ def target(name: str | None = None) -> Target:
 
     **Arguments:** `name` is a cloud's own name: TPU slices such as `"v5p-8"` (4 chips;
     v4, v5p and tpu7x count cores), `"v5e-16"` or `"v5litepod-16"`, `"v6e-8"` (chips);
-    GPUs such as `"h100"`, `"h100x8"`, `"a100-80"`, `"h200"`, `"b200"`, `"gh200"`; or
-    `"cpu"`, `"gpu"`, `"tpu"` for what is attached. `None` is what JAX uses by default.
+    GPUs such as `"h100"`, `"h100x8"`, `"a100-80"`, `"h200"`, `"b200"`, `"b300"`,
+    `"gh200"`, `"gb200"`, `"gb300x72"`; or `"cpu"`, `"gpu"`, `"tpu"` for what is
+    attached. `None` is what JAX uses by default.
 
-    **Raises:** `ArgumentError` for an unknown name, with the nearest ones;
-    `MissingExtraError` where the compiler is not installed, with the command.
+    **Raises:** `ArgumentError` for an unknown name, with the nearest ones, and for
+    AMD's GPUs, whose compiler needs their machine; `MissingExtraError` where the
+    compiler is not installed, with the command.
 
     >>> stowax.target("v5p-8").device_count
     4
@@ -100,8 +104,16 @@ def target(name: str | None = None) -> Target:
             return _tpu_target(name, CHIPS[chip], chips, slices[chips])
     if match := re.fullmatch(rf"({'|'.join(GPU_CHIPS)})(?:x(\d+))?", name):
         count = int(match.group(2) or 1)
-        if count in _GPU_COUNTS:
+        if count in _gpu_counts(match.group(1)):
             return _gpu_target(name, CHIPS[match.group(1)], count)
+    if _AMD.fullmatch(name.lower()):
+        raise ArgumentError(
+            "target",
+            f"{name!r}, and XLA's compiler for AMD's GPUs loads only beside an "
+            "installed ROCm",
+            "Write 'gpu' on a machine with such a GPU (not tried yet), or a name from "
+            "stowax.targets(): a plan holds for the chip that it is made for.",
+        )
     known = [record.name for record in _compile_only_names()] + list(_ATTACHED)
     near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
     raise ArgumentError(
@@ -131,6 +143,12 @@ def is_here(name: str) -> bool:
     attached = chip_of_kind(jax.devices()[0].device_kind)
     named = next((n.chip for n in _compile_only_names() if n.name == name), None)
     return named is not None and attached is not None and named.key == attached.key
+
+
+def _gpu_counts(key: str) -> tuple[int, ...]:
+    """How many GPUs a target of this chip may have."""
+    racks = (_RACK,) if key in ("gb200", "gb300") else ()
+    return tuple(sorted((*_GPU_COUNTS, *racks)))
 
 
 class TargetNames(tuple[TargetName, ...]):
@@ -178,7 +196,7 @@ def _compile_only_names() -> tuple[TargetName, ...]:
             name = f"{prefix}-{chips * per_chip}"
             names.append((name, CHIPS[chip], chips * CHIPS[chip].devices_per_chip))
     for key in GPU_CHIPS:
-        for count in _GPU_COUNTS:
+        for count in _gpu_counts(key):
             names.append((key if count == 1 else f"{key}x{count}", CHIPS[key], count))
     return tuple(
         TargetName(

@@ -147,20 +147,6 @@ def test_jit_around_the_gradient(unrolled):
     check(step, (WEIGHTS, X), [LAYERS])
 
 
-def test_a_marked_function_under_vmap():
-    @stow
-    def loss(weights, x):
-        return jnp.mean(run_layers(layer, x, weights))
-
-    def step(weights, xs):
-        return jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0))(weights, xs)
-
-    traced = check(step, (WEIGHTS, jnp.stack([X, 2 * X])), [], seeds=())
-    assert traced.recording.left == (
-        "its gradient is taken under jax.vmap (example by example, say)",
-    )
-
-
 def of_examples(weights, xs):
     """Loss and gradient of a marked function under `jax.vmap`."""
 

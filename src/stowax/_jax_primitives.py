@@ -1,13 +1,15 @@
 """Primitives of our own, known to JAX by their types alone; serves JAX 0.10 to 0.12.
 
 A marked function stands in a recorded step as one equation (`_step._recording`). Such
-an equation has no meaning to JAX: it cannot be compiled, batched or differentiated.
-Where a transformation meets one, it stops with `Unplannable` and says which one it was.
+an equation has no meaning to JAX: it cannot be compiled. Where a transformation meets
+one, a rule of ours says what comes of it, or stops with `Unplannable`.
 """
 
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as _jnp
 import numpy as np
 from jax._src import core as _core
 from jax._src import effects as _effects
@@ -17,18 +19,26 @@ from jax._src.interpreters import batching as _batching
 
 from ._jax import open_jaxpr
 
+_JAXS_OWN = str(pathlib.Path(_core.__file__).parents[1])
+_ZERO: Any = getattr(_ad, "Zero")  # noqa: B009
+
 
 class Unplannable(Exception):
     """Why a marked function cannot be planned where it is called."""
 
 
 def opaque_primitive(
-    name: str, batched: str, differentiated: str
+    name: str,
+    *,
+    batched: Callable[..., Any],
+    forwards: Callable[..., Any],
+    again: Callable[..., Any],
 ) -> Callable[..., Any]:
     """A function that binds a new primitive.
 
-    **Arguments:** `batched` and `differentiated` say why nothing is planned where
-    `jax.vmap` or a derivative meets the equation.
+    **Arguments:** `batched(axis, values, dimensions, **parameters)` is what `jax.vmap`
+    makes of the equation, `forwards(values, tangents, **parameters)` what `jax.jvp`
+    does, and `again` what a derivative in reverse does.
 
     **Returns:** `bind(operands, results=…, effects=…, **parameters)`, where `results`
     are the types of what comes out.
@@ -40,15 +50,10 @@ def opaque_primitive(
     def types(*_: Any, results: Any, effects: Any, **__: Any) -> Any:
         return list(results), set(effects)
 
-    def refuse(reason: str) -> Callable[..., Any]:
-        def rule(*_: Any, **__: Any) -> Any:
-            raise Unplannable(reason)
-
-        return rule
-
-    _batching.primitive_batchers[primitive] = refuse(batched)
-    _batching.fancy_primitive_batchers[primitive] = refuse(batched)
-    _ad.primitive_jvps[primitive] = refuse(differentiated)
+    _batching.primitive_batchers[primitive] = batched
+    _batching.fancy_primitive_batchers[primitive] = batched
+    _ad.primitive_jvps[primitive] = forwards
+    _ad.primitive_linearizations[primitive] = again
 
     def bind(
         operands: Sequence[Any], results: Sequence[Any], effects: Any, **parameters: Any
@@ -61,6 +66,45 @@ def opaque_primitive(
         )
 
     return bind
+
+
+def refuse(reason: str) -> Callable[..., Any]:
+    """A rule that stops a transformation, and says why nothing is planned there."""
+
+    def rule(*_: Any, **__: Any) -> Any:
+        raise Unplannable(reason)
+
+    return rule
+
+
+def is_zero(tangent: Any) -> bool:
+    """Whether `jax.jvp` knows of a tangent that it is zero."""
+    return type(tangent) is _ZERO
+
+
+def zero_of(value: Any) -> Any:
+    """A tangent of `value` that `jax.jvp` knows to be zero."""
+    return _ZERO(tangent_type(value))
+
+
+def instantiated(tangent: Any) -> Any:
+    """A tangent as an array."""
+    return tangent.instantiate() if is_zero(tangent) else tangent
+
+
+def is_users_rule(equation: Any) -> bool:
+    """Whether an equation is a `jax.custom_jvp` that is not one of JAX's own."""
+    if equation.primitive.name != "custom_jvp_call":
+        return False
+    about = open_jaxpr(equation.params["call_jaxpr"]).debug_info
+    return not (about.func_filename or "").startswith(_JAXS_OWN)
+
+
+def in_front(value: Any, dimension: int | None, size: int) -> Any:
+    """A value with the axis of `jax.vmap` first; one without that axis is repeated."""
+    if dimension is None:
+        return _jnp.broadcast_to(value, (size, *_core.typeof(value).shape))
+    return _jnp.moveaxis(value, dimension, 0)
 
 
 def effects_of(jaxpr: Any) -> frozenset[Any]:

@@ -171,6 +171,18 @@ def baseline_records(
     return tuple(records)
 
 
+_UNROLLED = (
+    "the layers of its Python loop run one after the other, as they are written: "
+    "nothing of them has to leave the device. Pin an activation or a parameter to "
+    "'offload' to have them run as a loop"
+)
+_NESTED = (
+    "a gradient is taken inside of what is differentiated: the loops hand on what its "
+    "backward pass reads, and that stays. With jax.checkpoint around the layer it is "
+    "little more than the layer's input"
+)
+
+
 def notes(
     survey: Survey,
     fits: bool,
@@ -191,17 +203,14 @@ def notes(
         more = beyond_the_pool(host_bytes, target.pinned_bytes, attached=attached)
         found[:0] = [more] if more else []
     if unrolled:
-        found.insert(
-            0,
-            "the layers of its Python loop run one after the other, as they are "
-            "written: nothing of them has to leave the device. Pin an activation or a "
-            "parameter to 'offload' to have them run as a loop",
-        )
+        found.insert(0, _UNROLLED)
     if decisions:
         found[:0] = _ways_of_running([t.stack for t in survey.step.stacks.values()])
     left = survey.step.recording.left
     if left:
         found.insert(0, f"what is marked runs as it is written: {'; '.join(left)}")
+    if survey.step.recording.nested and not fits:
+        found.insert(0, _NESTED)
     if not survey.bodies and not fits and not left:
         found.insert(
             0,

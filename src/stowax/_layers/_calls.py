@@ -15,7 +15,15 @@ import jax
 
 from .. import _jax
 from .._jax_autodiff import users_function
-from .._jaxprs._jaxpr import Program, evaluate, holds_loop, inline, spec_of, trace
+from .._jaxprs._jaxpr import (
+    Program,
+    evaluate,
+    holds_loop,
+    inline,
+    is_float,
+    spec_of,
+    trace,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +76,58 @@ class Call:
         def batch(size: int, batched: Sequence[bool], *inputs: Any) -> Any:
             axes = [0 if flag else None for flag in batched]
             mapped = jax.vmap(example.fun, in_axes=axes, axis_size=size)
-            jaxpr, read = closed(mapped, [spec_of(_jax.aval_of(v)) for v in inputs])
-            whole = Call(
-                name=self.name,
-                jaxpr=jaxpr,
-                inputs=(*inputs, *read),
-                assemble=self.assemble,
-            )
+            whole = self._mapped(mapped, inputs)
             out = whole.map_batch(run) if _jax.under_vmap() else run(whole)
             return out, [True] * len(out)
 
         return example(*self.inputs)
+
+    def over(self, axes: Sequence[int | None], axis: Any, inputs: Any) -> "Call":
+        """The call for every example of `axis`, `jax.vmap`'s; results have it first.
+
+        `inputs` have it in the places that `axes` say.
+        """
+        mapped = jax.vmap(
+            lambda *values: evaluate(self.jaxpr, values, keep_checkpoint=_always),
+            in_axes=tuple(axes),
+            axis_name=axis.name,
+            axis_size=axis.size,
+            spmd_axis_name=axis.spmd_name,
+        )
+        return self._mapped(mapped, inputs)
+
+    def pushed(
+        self, values: Sequence[Any], moved: Sequence[int], tangents: Sequence[Any]
+    ) -> "Call":
+        """The call with its derivative along `tangents` of the inputs `moved`.
+
+        The inputs are `values`, then the tangents; the results are the call's, then the
+        tangents of those that are floats.
+        """
+        count = len(values)
+
+        def with_tangents(*given: Any) -> list[Any]:
+            def chosen(*some: Any) -> list[Any]:
+                inputs = list(given[:count])
+                for i, value in zip(moved, some, strict=True):
+                    inputs[i] = value
+                return evaluate(self.jaxpr, inputs, keep_checkpoint=_always)
+
+            at = [given[i] for i in moved]
+            out, along = jax.jvp(chosen, at, list(given[count:]))
+            pairs = zip(out, along, strict=True)
+            return [*out, *(t for o, t in pairs if is_float(_jax.aval_of(o)))]
+
+        return self._mapped(with_tangents, [*values, *tangents])
+
+    def _mapped(self, mapped: Callable[..., Any], inputs: Sequence[Any]) -> "Call":
+        jaxpr, read = closed(mapped, [spec_of(_jax.aval_of(v)) for v in inputs])
+        return Call(
+            name=self.name,
+            jaxpr=jaxpr,
+            inputs=(*inputs, *read),
+            assemble=self.assemble,
+        )
 
 
 def closed(function: Callable[..., Any], specs: Sequence[Any]) -> tuple[Any, list[Any]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from .. import _jax
 from .._errors import NothingToPlanError, StepError
-from ._lineage import dead_updates, parted
+from ._lineage import dead_updates, is_backward, parted
 from ._recording import Recording
 from ._roles import Roles
 
@@ -53,7 +53,8 @@ def check_traced(
             "step: it computes new parameters, and none of its outputs is made of "
             f"them, so nothing would be learned. {_RETURN}"
         )
-    if roles.differentiated is None:
+    # What is left as it is written may be where `reach` does not look.
+    if roles.differentiated is None and not recording.left:
         names = ", ".join(sorted(recording.names))
         raise StepError(
             f"step: {names} is marked with @stowax.stow, but nothing differentiates "
@@ -63,20 +64,9 @@ def check_traced(
 
 
 def _backward_is_dead(jaxpr: Any) -> bool:
-    """Whether there is a backward pass, and no output needs any of it.
-
-    JAX writes `transpose(` into the name stack of what a backward pass does.
-    """
+    """Whether there is a backward pass, and no output needs any of it."""
     needed, dead = parted(jaxpr)
-    return any(map(_is_backward, dead)) and not any(map(_is_backward, needed))
-
-
-def _is_backward(equation: Any) -> bool:
-    """Whether an equation, or one inside of it (a loop over microbatches), is one."""
-    if "transpose(" in _jax.name_stack(equation):
-        return True
-    inner = _jax.jaxprs_in(equation.params)
-    return any(_is_backward(e) for jaxpr in inner for e in jaxpr.eqns)
+    return any(map(is_backward, dead)) and not any(map(is_backward, needed))
 
 
 def _lost_changes(

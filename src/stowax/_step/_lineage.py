@@ -72,13 +72,16 @@ def dead_updates(jaxpr: Any, arguments: Collection[int]) -> bool:
     """Whether something takes the place of one of `arguments` and reaches no output.
 
     Weights may be moved to look at the gradient there (SAM). Of those that the loss is
-    linear in the moved value is needed by nothing: then it has to be most of them.
+    linear in the moved value is needed by nothing: then it has to be most of them. What
+    no gradient went into is no update: of the gradient by a step's input (`argnums=1`)
+    the loss itself is needed by nothing, and a residual stream is of its input's type.
     """
     opened = _jax.open_jaxpr(jaxpr)
     _, unneeded = parted(jaxpr)
+    learned_from = _made_of_gradients(opened)
     dead = [variable for equation in unneeded for variable in equation.outvars]
     kinds = {_type(opened.invars[i]): 1 << i for i in arguments}
-    wanted = [v for v in dead if _type(v) in kinds]
+    wanted = [v for v in dead if _type(v) in kinds and v in learned_from]
     if not wanted:
         return False
     differentiated = [
@@ -103,6 +106,28 @@ def dead_updates(jaxpr: Any, arguments: Collection[int]) -> bool:
     trained = union([1 << i for i in arguments])
     looked_at = any(m & trained and r & learned for m, r in pairs[len(wanted) :])
     return 2 * len(lost) > len(arguments) if looked_at else bool(lost)
+
+
+def _made_of_gradients(opened: Any) -> set[Any]:
+    """The variables that a backward pass makes, and all that is made of them."""
+    found: set[Any] = set()
+    for equation in opened.eqns:
+        read = (v for v in equation.invars if not isinstance(v, _jax.Literal))
+        if is_backward(equation) or not found.isdisjoint(read):
+            found.update(equation.outvars)
+    return found
+
+
+def is_backward(equation: Any) -> bool:
+    """Whether an equation, or one inside of it, is one of a backward pass.
+
+    JAX writes `transpose(` into the name stack of what a backward pass does. One inside
+    is that of a loop over microbatches.
+    """
+    if "transpose(" in _jax.name_stack(equation):
+        return True
+    inner = _jax.jaxprs_in(equation.params)
+    return any(is_backward(e) for jaxpr in inner for e in jaxpr.eqns)
 
 
 def parted(jaxpr: Any) -> tuple[list[Any], list[Any]]:

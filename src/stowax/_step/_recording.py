@@ -11,7 +11,7 @@ the same recording, and the user's code cannot trace to something else on the wa
 A forward equation's last result is a *ticket*, and the backward equation takes it. In a
 replay the ticket is the pull-back itself (`_PullBack`), which JAX cannot carry through
 a loop. So both have to stand in one scope. Where they do not (a mark in a scan that is
-differentiated as a whole, the gradient under `jax.vmap`), the call is `Unplannable`,
+differentiated as a whole), the call is `Unplannable`,
 and the step is recorded again with its marked functions called as they are written.
 """
 
@@ -30,19 +30,23 @@ from .._jax_primitives import (
     is_ordered,
     tangent_type,
 )
-from .._jaxprs._jaxpr import evaluate, spec_of, typed_as
+from .._jaxprs._jaxpr import evaluate, is_checkpoint, spec_of, typed_as
 from .._layers._calls import Call, name_of, trace_call
 from .._layers._objects import without_objects
 from .._layers._rewrite import Rewriter
 from .._mark import handling
 from .._target._specs import ONE_DEVICE
+from ._lineage import is_backward
 from ._marked import (
     MANUAL,
     ORDERED,
     TICKET,
+    Over,
+    Pushed,
     bind_backward,
     bind_forward,
     bind_plain,
+    recorded_by,
 )
 from ._replay import Replay, always, as_is
 from ._roles import observe
@@ -73,6 +77,15 @@ class Recording:
     bare: bool = False
     donated: Collection[int] | None = None
 
+    @property
+    def nested(self) -> bool:
+        """Whether a gradient is taken in what is differentiated, without checkpoints.
+
+        A loss with a penalty on a gradient, say.
+        """
+        inside = [e for c in self.calls for e in _jax.open_jaxpr(c.jaxpr).eqns]
+        return any(map(is_backward, inside)) and not any(map(_checkpoints, inside))
+
     def replay(self, rewriter: Rewriter, values: Sequence[Any]) -> list[Any]:
         """The step's flat results, each marked call run as `rewriter` decides.
 
@@ -88,6 +101,14 @@ class Recording:
             typed_as(value, variable.aval)
             for value, variable in zip(out, variables, strict=True)
         ]
+
+
+def _checkpoints(equation: Any) -> bool:
+    """Whether an equation is a `jax.checkpoint`, or has one inside."""
+    inner = _jax.jaxprs_in(equation.params)
+    return is_checkpoint(equation) or any(
+        _checkpoints(e) for jaxpr in inner for e in jaxpr.eqns
+    )
 
 
 def record_step(
@@ -115,7 +136,10 @@ def record_step(
         recorder.names.clear()
         args = jax.tree.unflatten(structure, values)
         before = dict(jax.tree.leaves_with_path(args))
-        with handling(recorder, unmarked=unmarked) as seen["marks"]:
+        with (
+            recorded_by(recorder),
+            handling(recorder, unmarked=unmarked) as seen["marks"],
+        ):
             out = step(*args)
         found, seen["outputs"] = jax.tree.flatten_with_path(out)
         seen["paths"], results = zip(*found, strict=True) if found else ((), ())
@@ -242,6 +266,10 @@ class _Recorder:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.names: list[str] = []
+        # What became of calls whose gradient is taken under `jax.vmap`, by number.
+        self.over: dict[int, Over] = {}
+        # The same for `jax.jvp`.
+        self.pushed: dict[int, Pushed] = {}
         # Inside of a marked function a mark adds nothing: its layers are found already.
         self.tracing = False
 

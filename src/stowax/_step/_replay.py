@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from .. import _jax
 from .._jax_primitives import Unplannable
@@ -19,7 +18,16 @@ from .._jaxprs._control_flow import Run, is_control_flow, rebuild
 from .._jaxprs._jaxpr import bind, evaluate, is_checkpoint, is_float
 from .._layers._calls import Call
 from .._layers._rewrite import Rewriter
-from ._marked import APART, BACKWARD, FORWARDS, OWN, PLAIN, holds_marks
+from ._marked import (
+    APART,
+    BACKWARD,
+    FORWARDS,
+    NO_TICKET,
+    OWN,
+    PLAIN,
+    TANGENTS,
+    holds_marks,
+)
 
 
 class _PullBack:
@@ -52,7 +60,7 @@ class Replay:
         """The results of `jaxpr`, which may have marked calls anywhere inside."""
         out = evaluate(jaxpr, values, keep_checkpoint=always, visit=self._visit)
         # A ticket that nobody in here takes: whoever does is in another scope.
-        return [np.int32(0) if isinstance(v, _PullBack) else v for v in out]
+        return [NO_TICKET if isinstance(v, _PullBack) else v for v in out]
 
     def _visit(self, equation: Any, values: list[Any]) -> list[Any] | None:
         name, params = equation.primitive.name, equation.params
@@ -63,7 +71,7 @@ class Replay:
                 return self._marked(name, params, values)
         if not holds_marks(equation):
             if any(isinstance(v, _PullBack) for v in values):
-                raise Unplannable(FORWARDS if name == _TANGENTS else APART)
+                raise Unplannable(FORWARDS if name == TANGENTS else APART)
             return bind(equation, values)
         if name in _CALLS:
             return None  # opened by `evaluate`: tickets pass
@@ -73,12 +81,25 @@ class Replay:
                 return evaluate(
                     inner, values, keep_checkpoint=always, visit=self._visit
                 )
-            values = [np.int32(0) if isinstance(v, _PullBack) else v for v in values]
+            values = [NO_TICKET if isinstance(v, _PullBack) else v for v in values]
+            if name == _SOLVE:
+                return self._solve(params, values)
             if is_checkpoint(equation):
                 return _checkpoint(equation, values, self.run)
             if is_control_flow(equation):
                 return rebuild(equation, values, self.run)
         raise Unplannable(f"it is called inside of an operation of JAX's, {name}")
+
+    def _solve(self, params: Mapping[str, Any], values: Sequence[Any]) -> list[Any]:
+        """What `lax.custom_linear_solve` computes (conjugate gradients, say).
+
+        It is given what its four functions close over, then the right-hand side.
+        """
+        lengths = params["const_lengths"]
+        before = lengths.matvec + lengths.vecmat
+        behind = before + lengths.solve
+        given = [*values[before:behind], *values[behind + lengths.transpose_solve :]]
+        return self.run(params["jaxprs"].solve, given)
 
     def _marked(
         self, name: str, params: Mapping[str, Any], values: list[Any]
@@ -125,7 +146,7 @@ def as_is(equation: Any, values: list[Any]) -> list[Any]:
     return bind(equation, values)
 
 
-_TANGENTS = "custom_lin"  # what a custom derivative rule becomes in `jax.linearize`
+_SOLVE = "custom_linear_solve"
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
 _DERIVATIVE_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 

@@ -139,8 +139,10 @@ def gradients_of(
         def visit(equation: Any, values: list[Any]) -> None:
             if equation.primitive.name == "name":
                 name = equation.params["name"]
-                if name.startswith(_PREFIX):
-                    seen[_free(name.removeprefix(_PREFIX), seen)] = values[0]
+                rank, _, of = name.removeprefix(_PREFIX).partition(" ")
+                # Under `jax.vmap` it has an axis more, wherever JAX puts that.
+                if name.startswith(_PREFIX) and values[0].ndim == int(rank):
+                    seen[_free(of, seen)] = values[0]
 
         evaluate(jaxpr, jax.tree.leaves(args), keep_checkpoint=_always, visit=visit)
         return {n: v for n, v in seen.items() if names is None or n in names}
@@ -184,7 +186,7 @@ def _with_taps(function: str, given: Any, paths: Sequence[str]) -> Any:
     for path, leaf in zip(paths, leaves, strict=True):
         array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
         if array and is_float(_jax.aval_of(leaf)):
-            leaf = _tap(leaf, f"{_PREFIX}{name}: {path}")
+            leaf = _tap(leaf, f"{_PREFIX}{leaf.ndim} {name}: {path}")
         out.append(leaf)
     return jax.tree.unflatten(structure, out)
 

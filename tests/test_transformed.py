@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import stowax
 from layered import LAYERS, WEIGHTS, X, draw, layer, run_layers
@@ -322,6 +323,26 @@ def test_the_gate_passes_them(form, seen):
     result = stowax.verify(form, found, *args, progress=False)
     assert result.passed
     assert any(leaf.role == "gradient" for leaf in result.leaves) == seen
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_examples_that_are_spread_over_devices(kind):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+
+    def step(weights, xs):
+        spread = jax.vmap(jax.value_and_grad(loss_of), in_axes=(None, 0))
+        values, grads = spread(weights, xs)
+        return jax.tree.map(lambda w, g: w - jnp.mean(g, 0), weights, grads), values
+
+    def put(tree, *parts):
+        return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*parts)))
+
+    args = put(WEIGHTS), put(jnp.concatenate([XS, XS[:1]]), "data")
+    expected = jax.jit(step)(*args)
+    found = stowax.plan(step, *args, pin=DECISIONS, donate=False, progress=False)
+    got = found.apply(step)(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def penalized(loss):

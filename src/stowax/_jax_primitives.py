@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.lax as _lax
 import jax.numpy as _jnp
 import numpy as np
 from jax._src import core as _core
@@ -16,6 +17,7 @@ from jax._src import effects as _effects
 from jax._src import mesh as _mesh
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ._jax import open_jaxpr
 
@@ -100,11 +102,17 @@ def is_users_rule(equation: Any) -> bool:
     return not (about.func_filename or "").startswith(_JAXS_OWN)
 
 
-def in_front(value: Any, dimension: int | None, size: int) -> Any:
-    """A value with the axis of `jax.vmap` first; one without that axis is repeated."""
-    if dimension is None:
-        return _jnp.broadcast_to(value, (size, *_core.typeof(value).shape))
-    return _jnp.moveaxis(value, dimension, 0)
+def in_front(value: Any, dimension: int | None, axis: Any) -> Any:
+    """A value with `axis`, `jax.vmap`'s, in front; without it, it is repeated there."""
+    if dimension is not None:
+        return _jnp.moveaxis(value, dimension, 0)
+    aval, spread = _core.typeof(value), axis.explicit_mesh_axis
+    kept, shape = tuple(range(1, aval.ndim + 1)), (axis.size, *aval.shape)
+    if spread is None or aval.sharding.mesh.empty:
+        return _lax.broadcast_in_dim(value, shape, kept)
+    parts = PartitionSpec(spread, *aval.sharding.spec)
+    sharding = NamedSharding(aval.sharding.mesh, parts)
+    return _lax.broadcast_in_dim(value, shape, kept, out_sharding=sharding)
 
 
 def effects_of(jaxpr: Any) -> frozenset[Any]:

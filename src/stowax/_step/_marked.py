@@ -103,7 +103,7 @@ def _forward_batched(
     inputs = list(values)
     for i, dimension in enumerate(dimensions):
         if dimension is not None or i in active:
-            inputs[i], axes[i] = in_front(values[i], dimension, axis.size), 0
+            inputs[i], axes[i] = in_front(values[i], dimension, axis), 0
     call = recorder.calls[number].over(axes, axis, inputs)
     types = tuple(tangent_type(inputs[i]) for i in active)
     recorder.over[number] = Over(axis, len(recorder.calls), types)
@@ -142,7 +142,7 @@ def _backward_batched(
         return same, [None] * len(same)
     ticket, *cotangents = values
     cotangents = [
-        in_front(value, dimension, axis.size)
+        in_front(value, dimension, axis)
         for value, dimension in zip(cotangents, dimensions[1:], strict=True)
     ]
     out = bind_backward(

@@ -151,7 +151,7 @@ def test_what_people_write_by_hand_is_compiled_where_it_may_be_faster(monkeypatc
     monkeypatch.setattr(
         _propose.Proposer, "settled", lambda self, space, caution: first
     )
-    proposed = search.propose.beside(search.best(), search.log, changes=False)
+    proposed = search.propose.beside(search.best(), search.log, (), changes=False)
     assert only in [p.decisions for p in proposed]
 
 

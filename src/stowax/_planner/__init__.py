@@ -6,9 +6,11 @@ Pure numbers on the records of `_stages`; no JAX. In the order of use:
 from ._baselines import Predicate as Predicate
 from ._baselines import baselines as baselines
 from ._baselines import named as named
+from ._evaluate import MISTAKEN as MISTAKEN
 from ._evaluate import evaluate as evaluate
 from ._evaluate import operations_run_again as operations_run_again
 from ._evaluate import recomputed_values as recomputed_values
+from ._evaluate import turnover as turnover
 from ._pins import check_problem as check_problem
 from ._policies import policies as policies
 from ._solve import OPTIMAL_GAP as OPTIMAL_GAP

@@ -277,6 +277,23 @@ def _device_bytes(
     return int(max(peak, problem.loss_reserved_bytes + stacks))
 
 
+MISTAKEN = 0.25
+"""Part of the `turnover` by which the model may be mistaken about it: assumed."""
+
+
+def turnover(mine: Evaluation, other: Evaluation) -> float:
+    """Seconds of recomputation, of copies and of storing that are not the same."""
+    return sum(
+        abs(here - there)
+        for here, there in zip(_parts(mine), _parts(other), strict=True)
+    )
+
+
+def _parts(evaluation: Evaluation) -> tuple[float, float, float]:
+    again, moving = evaluation.recompute_seconds, evaluation.transfer_seconds
+    return again, moving, evaluation.seconds - again - evaluation.exposed_seconds
+
+
 def _share(busy: float, window: float) -> float:
     if not busy:
         return 0.0

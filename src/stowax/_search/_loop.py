@@ -230,7 +230,9 @@ class Search:
         best = min(fitting, key=lambda a: a.measured.step_seconds)
         ways = [with_fast_memory(best)] if goes_on else []
         if goes_on or (len(fitting) == 1 and len(planned) <= MOST_MISSES):
-            ways.append(self.propose.beside(best, planned, changes=goes_on))
+            known = [a.space for a in planned]
+            others = [s for s in self.spaces if s.survey.bodies and s not in known]
+            ways.append(self.propose.beside(best, planned, others, changes=goes_on))
         if compiles is None:
             ways.append(with_fast_memory(best))
         proposals = (p for way in ways for p in way if not self._tried(p))

@@ -12,12 +12,19 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from .._planner import evaluate, policies, recomputed_values, smallest, solve
+from .._planner import (
+    MISTAKEN,
+    evaluate,
+    policies,
+    recomputed_values,
+    smallest,
+    solve,
+    turnover,
+)
 from .._records._stages import (
     Body,
     Decision,
     Decisions,
-    Evaluation,
     Problem,
     Solution,
 )
@@ -47,15 +54,14 @@ CLEARLY = 0.05
 NEARLY = 1.05
 """What is expected to need so much more than the budget may fit it."""
 
-_MISTAKEN = 0.25
-"""Part of what a change moves (seconds of recomputation, of copies, of storing) by
-which the model may be mistaken about it: assumed."""
-
 _FAR = 1.2
 """How far predictions of policies by hand, which are like nothing that was compiled,
 may be above the truth: 17 % for layer inputs offloaded (PaliGemma2-28B on a v5p)."""
 
 Options = Mapping[str, str | bool]
+
+_Candidate = tuple[Space, Decisions, float]
+"""Decisions for a variant, and how far predictions for them may be above the truth."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,15 +246,24 @@ class Proposer:
     # --- beside a program that fits ---------------------------------------------------
 
     def beside(
-        self, best: Attempt, attempts: Iterable[Attempt], *, changes: bool
+        self,
+        best: Attempt,
+        attempts: Iterable[Attempt],
+        others: Iterable[Space],
+        *,
+        changes: bool,
     ) -> Iterator[Proposal]:
         """What may be faster than the best program and may fit, likeliest first.
 
-        **Arguments:** with `changes`, also its decisions, or those of a faster program
-        that was too big, with one changed, and its compiler options with one changed.
+        **Arguments:** `others` are variants of which nothing is compiled. With
+        `changes`, also its decisions, or those of a faster program that was too big,
+        with one changed, and its compiler options with one changed.
         """
         space = best.space
-        yield from self._hopeful(best, self._known(space))
+        known = (
+            (other, self.settled(other, caution=1.0).decisions, 1.0) for other in others
+        )
+        yield from self._hopeful(best, [*self._known(space), *known])
         if not changes:
             return
         seconds = best.measured.step_seconds
@@ -261,7 +276,7 @@ class Proposer:
             and 0 < a.measured.step_seconds < seconds
         ]
         changed = (
-            (decisions, 1.0)
+            (space, decisions, 1.0)
             for base in bases
             for decisions in _neighbours(space, base.decisions or ())
         )
@@ -273,42 +288,45 @@ class Proposer:
                 options={**options, **space.asked.compiler_options},
             )
 
-    def _known(self, space: Space) -> Iterator[tuple[Decisions, float]]:
+    def _known(self, space: Space) -> Iterator[_Candidate]:
         """The solver's decisions as the model stands now, and people's policies."""
-        yield self.settled(space, caution=1.0).decisions, 1.0
+        yield space, self.settled(space, caution=1.0).decisions, 1.0
         problem = space.problem(self.budget)
         for decisions in policies(problem).values():
             if _allowed(space, decisions):
-                yield decisions, _FAR
+                yield space, decisions, _FAR
 
     def _hopeful(
-        self, best: Attempt, others: Iterable[tuple[Decisions, float]]
+        self, best: Attempt, others: Iterable[_Candidate]
     ) -> Iterator[Proposal]:
         """Those that may be faster, and should fit: what is expected first, first.
 
-        **Arguments:** `others` with how far predictions for them may be above the
-        truth.
+        Of programs of other variants not even the model's reserves are alike.
         """
-        space, seconds = best.space, best.measured.step_seconds
-        problem = space.problem(self.budget)
+        seconds = best.measured.step_seconds
         assert best.decisions is not None
-        base = evaluate(problem, best.decisions)
-        found: list[tuple[float, float, Decisions]] = []
-        for decisions, far in others:
+        base = evaluate(best.space.problem(self.budget), best.decisions)
+        found: list[tuple[float, _Candidate]] = []
+        for space, decisions, far in others:
             try:
-                mine = evaluate(problem, decisions)
+                mine = evaluate(space.problem(self.budget), decisions)
             except ValueError:  # something cannot be computed again
                 continue
             expected = seconds + mine.seconds - base.seconds
-            hope = expected - _MISTAKEN * _turnover(mine, base)
+            hope = expected - MISTAKEN * turnover(mine, base)
             room = self.budget * far - best.measured.compiled_bytes
             fits = mine.device_bytes - base.device_bytes <= room
+            fits = fits or space is not best.space
             fits = fits and mine.host_bytes <= space.asked.host_budget
             if fits and hope < seconds * (1 - WORTH):
-                found.append((expected, far, decisions))
-        for _, far, decisions in sorted(found, key=lambda one: one[0]):
-            if space.memory.cautious(decisions, 1.0) / far <= self.budget:
+                found.append((expected, (space, decisions, far)))
+        for _, (space, decisions, far) in sorted(found, key=lambda one: one[0]):
+            if space.memory.cautious(decisions, 1.0) / far > self.budget:
+                continue
+            if space is best.space:
                 yield self._like(best, decisions)
+            else:
+                yield self._proposal(space, space.proposed[decisions], 1.0)
 
     def _like(self, best: Attempt, decisions: Decisions) -> Proposal:
         """Decisions to be compiled as the best program was."""
@@ -330,19 +348,6 @@ def options_for(space: Space, decisions: Decisions) -> dict[str, str | bool]:
     sparing = space.survey.tight or decisions in space.least
     options = plan_options(space.survey.target, offloads, sparing=sparing)
     return {**options, **space.asked.compiler_options}
-
-
-def _turnover(mine: Evaluation, base: Evaluation) -> float:
-    """Seconds of recomputation, of copies and of storing that are not the same."""
-    return sum(
-        abs(here - there)
-        for here, there in zip(_parts(mine), _parts(base), strict=True)
-    )
-
-
-def _parts(evaluation: Evaluation) -> tuple[float, float, float]:
-    again, moving = evaluation.recompute_seconds, evaluation.transfer_seconds
-    return again, moving, evaluation.seconds - again - evaluation.exposed_seconds
 
 
 def _allowed(space: Space, decisions: Decisions) -> bool:

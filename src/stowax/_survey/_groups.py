@@ -6,13 +6,22 @@ group runs again and keeps follows from what is known of its layers.
 
 import dataclasses
 
-from .._planner import base_seconds, solve
+from .._planner import MISTAKEN, base_seconds, solve, turnover
 from .._records._stages import Body, Problem, Solution, Value
 from ._held import GROUPED, holding
 from ._survey import Survey
 
 _CLEARLY = 0.02
 """Part of the step's time by which groups have to be faster, or of its memory less."""
+
+_WAITS = 0.05
+"""Part of the step's time that the model has copies waited for, if groups are tried.
+
+A program waits for more.
+"""
+
+_ROOM = 1.3
+"""How far the model may be above the truth, of which it has learned nothing yet."""
 
 _LEAST = 4
 """Layers of a loop that are worth groups."""
@@ -33,16 +42,18 @@ def best_group(survey: Survey, problem: Problem) -> int:
     now = solve(problem)
     fits = now.outcome != "infeasible"
     again = sum(body.count * body.forward_seconds for body in loops.values())
-    if fits and now.evaluation.seconds < base_seconds(problem) + again:
+    waits = now.evaluation.exposed_seconds > _WAITS * now.evaluation.seconds
+    if fits and not waits and now.evaluation.seconds < base_seconds(problem) + again:
         return 0
-    found = {
-        size: solve(in_groups(survey, problem, loops, size)) for size in _sizes(most)
-    }
+    room = int(problem.device_bytes * _ROOM)
+    roomy = dataclasses.replace(problem, device_bytes=room)
+    found = {k: solve(in_groups(survey, roomy, loops, k)) for k in _sizes(most)}
     best = min(found, key=lambda size: _rank(found[size]))
     mine, own = found[best].evaluation, now.evaluation
     if found[best].outcome == "infeasible":
         return best if mine.device_bytes < own.device_bytes * (1 - _CLEARLY) else 0
-    return best if not fits or mine.seconds < own.seconds * (1 - _CLEARLY) else 0
+    hope = mine.seconds - MISTAKEN * turnover(mine, own)
+    return best if not fits or hope < own.seconds * (1 - _CLEARLY) else 0
 
 
 def _is_loop(survey: Survey, body: Body) -> bool:

@@ -138,6 +138,18 @@ def test_scan_outputs_per_layer(reverse):
     check(step, (WEIGHTS, X), [LAYERS], seeds=(0, 1))
 
 
+def test_a_carry_and_an_output_that_are_numbers():
+    def loss(weights, x):
+        def body(state, p):
+            x, before = state
+            return (layer(x, p) + before, 1.0), (before, 2.0)
+
+        (x, last), ys = lax.scan(body, (x, 3.0), weights)
+        return jnp.mean(x) + last + sum(map(jnp.sum, ys))
+
+    check(gradient_step(loss), (WEIGHTS, X), [LAYERS], seeds=(0, 1))
+
+
 def test_outputs_per_layer_of_a_loop():
     def loss(weights, x):
         sums = []

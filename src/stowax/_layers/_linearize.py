@@ -131,17 +131,21 @@ def linearize_body(
     active = set(active_inputs)
     while True:
         reached = active_values(flat, sorted(active))
-        grown = active | {
-            start + k for k in range(length) if flat.outputs[k] in reached
+        # What is no value, a literal, cannot be looked up.
+        made = {
+            k
+            for k, number in enumerate(flat.outputs)
+            if isinstance(number, int) and number in reached
         }
+        grown = active | {start + k for k in made if k < length}
         if grown == active:
             break
         active = grown
     inputs = tuple(sorted(active))
     outputs = tuple(
         k
-        for k, number in enumerate(flat.outputs)
-        if (start + k in active and k < length) or (k >= length and number in reached)
+        for k in range(len(flat.outputs))
+        if (k < length and start + k in active) or (k >= length and k in made)
     )
     constants = sum(i < start for i in inputs)
     return _split(flat.jaxpr, inputs, outputs, constants)

@@ -96,6 +96,25 @@ def test_products_that_are_read_otherwise_stay(loss):
     assert narrowed(program) is program
 
 
+def test_tokens_that_are_spread_over_devices_stay():
+    """Their type would have to divide after the slice, too."""
+    explicit = jax.sharding.AxisType.Explicit
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(explicit,))
+    whole, spread = (
+        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+        for axes in ((), (None, "data"))
+    )
+
+    def loss(x, head):
+        logits = jnp.einsum("btd,dv->btv", x, head, out_sharding=whole)
+        return jnp.sin(logits[:, :-1]).mean()
+
+    x = jax.ShapeDtypeStruct((B, T, D), jnp.float32, sharding=spread)
+    head = jax.ShapeDtypeStruct((D, V), jnp.float32, sharding=whole)
+    program = Program(inline(jax.make_jaxpr(loss)(x, head)))
+    assert narrowed(program) is program
+
+
 def test_what_nobody_reads_is_left_out():
     def loss(x, head):
         logits = x @ head

@@ -63,6 +63,13 @@ def on_blocks(equation: Any, lane: Lane, part: int, whole: int) -> Any:
     return equation.replace(params={**equation.params, key: tuple(sizes)})
 
 
+def is_spread(aval: Any, axis: Axis) -> bool:
+    """Whether an axis of an array is spread over devices by its type."""
+    sharding = getattr(aval, "sharding", None)
+    spec = () if sharding is None else tuple(sharding.spec)
+    return axis is not None and axis < len(spec) and spec[axis] is not None
+
+
 _SIZED = {
     "broadcast_in_dim": "shape",
     "gather": "slice_sizes",

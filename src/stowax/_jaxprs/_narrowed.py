@@ -21,7 +21,7 @@ import jax
 
 from .. import _jax
 from ._jaxpr import Program, bind, spec_of, trace
-from ._lanes import Lane, lanes_of, on_blocks
+from ._lanes import Lane, is_spread, lanes_of, on_blocks
 from ._wide import wide_sides
 
 
@@ -112,15 +112,19 @@ def _parts(program: Program, live: Sequence[int]) -> dict[int, tuple[_Part, Lane
 
 
 def _lane(equation: Any, part: _Part) -> Lane | None:
-    """The lane along which an equation makes just a part of its only result."""
+    """The lane along which an equation makes just a part of its only result.
+
+    None where an operand is spread along it: its parts need not divide.
+    """
     for lane in lanes_of(equation):
-        sizes = [
-            v.aval.shape[axis]
+        cut = [
+            (v.aval, axis)
             for v, axis in zip(equation.invars, lane.ins, strict=True)
             if axis is not None
         ]
-        if lane.outs == (part.axis,) and {*sizes} == {part.size}:
-            return lane
+        whole = {aval.shape[axis] for aval, axis in cut} == {part.size}
+        if lane.outs == (part.axis,) and whole:
+            return None if any(is_spread(*pair) for pair in cut) else lane
     return None
 
 

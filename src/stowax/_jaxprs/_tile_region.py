@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ._elementwise import ELEMENTWISE
 from ._jaxpr import Program
-from ._lanes import Axis, Lane, lanes_of
+from ._lanes import Axis, Lane, is_spread, lanes_of
 from ._repeats import find_repeats
 from ._wide import bytes_of, wide_sides
 
@@ -265,11 +265,9 @@ class _Region:
         )
 
     def _is_spread(self, value: tuple[int, Axis]) -> bool:
-        """Whether the axis that a value is cut along is spread over devices by type."""
+        """Whether the axis that a value is cut along is spread over devices."""
         number, axis = value
-        sharding = getattr(self.program.avals[number], "sharding", None)
-        spec = () if sharding is None else tuple(sharding.spec)
-        return axis is not None and axis < len(spec) and spec[axis] is not None
+        return is_spread(self.program.avals[number], axis)
 
     def _count(self, most: int) -> tuple[int, int]:
         """The most blocks of which none is smaller than what they leave, and the steps.

@@ -96,10 +96,11 @@ KINDS: Mapping[str, Kind] = {
         "weights that calls nnx.merge(graph, weights, rest).",
     ),
     "kept-to-be-summed": Kind(
-        "A loop keeps of every microbatch what could be summed as it goes.",
-        "Let the body of the scan compute the gradients (jax.value_and_grad) and add "
-        "them to its carry: jax.tree.map(jnp.add, total, gradients). Where the loop "
-        "has to be differentiated as a whole, put jax.checkpoint around its body.",
+        "A loop keeps of every iteration what could be summed as it goes.",
+        "Add it to the carry of the scan in its body. If these are gradients of "
+        "microbatches, let the body compute them (jax.value_and_grad) and write "
+        "jax.tree.map(jnp.add, total, gradients). Where a loss over microbatches has "
+        "to be differentiated as a whole, put jax.checkpoint around the body.",
     ),
     "rematerialization": Kind(
         "The compiler computes values again to save memory, unasked.",

@@ -142,6 +142,7 @@ def test_a_plan_in_groups_says_so_and_is_kept_in_a_file(tmp_path):
     text = " ".join(str(found).split())
     assert f"16 layers in groups of {stack.group} (scan)" in text
     assert "the group runs forward once more before its backward pass" in text
+    assert "policies run layers in groups, too" in text
     assert f"They run in groups of {stack.group}" in found.as_code()
     # What is stored is that of one group.
     (kept,) = (d for d in found.decisions if d.name == "layer input 0")

@@ -146,9 +146,11 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
         lines.append(f"  and {count_of(more, 'policy')} slower or larger")
     if record.step_seconds and model:
         others = "all others" if ordered else "predicted"
+        # Else "keep all" would be taken for the step as it is written.
+        grouped = ordered and any(stack.group for stack in record.program.stacks)
         lines += textwrap.wrap(
             f"step time: compiled is simulated from XLA's schedule, {others} the "
-            "model's",
+            "model's" + "; policies run layers in groups, too" * bool(grouped),
             width,
             initial_indent="  ",
             subsequent_indent="  ",

@@ -187,6 +187,7 @@ def step_of_two(params, moments, x):
     return optax.apply_updates(params, updates), moments, value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "form"),
     [
@@ -237,6 +238,7 @@ def test_axes_of_one_device_are_in_types_all_the_same(target, form, usual_promot
         assert a.ndim == 0 or a.sharding.spec == b.sharding.spec
 
 
+@pytest.mark.slow
 def test_state_stays_where_jax_forgets_the_memory_of_results(usual_promotion):
     """Over a mesh with axes of both kinds it would be overwritten on the device."""
     mesh = jax.make_mesh(

@@ -294,6 +294,7 @@ def test_the_largest_batches_are_compiled_and_fit():
     assert str(found).splitlines()[0] == fit_text(found).splitlines()[0]
 
 
+@pytest.mark.slow
 @needs_cuda
 def test_sizes_that_cannot_fit_are_only_predicted():
     found = stowax.fit(

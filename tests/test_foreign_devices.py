@@ -151,7 +151,7 @@ KINDS = {kind.name: kind for kind in jax.sharding.AxisType}
     [
         ("h200x8", 4, "Auto"),
         pytest.param("h200", 1, "Explicit", marks=pytest.mark.slow),
-        ("v5p-8", 4, "Explicit"),
+        pytest.param("v5p-8", 4, "Explicit", marks=pytest.mark.slow),
         pytest.param("v5p-8", 2, "Auto", marks=pytest.mark.slow),
     ],
 )
@@ -185,6 +185,7 @@ def test_this_machines_mesh_stands_in_for_one_that_is_not_there(name, devices, k
         assert seen.memory.device.total == plan.device_bytes
 
 
+@pytest.mark.slow
 def test_a_plan_by_stand_ins_is_known_on_the_machine_itself():
     mesh = jax.make_mesh(
         (4,), ("data",), axis_types=(KINDS["Auto"],), devices=jax.devices()[:4]

@@ -72,7 +72,7 @@ def whole_model(weights, x):
 
 
 @pytest.mark.parametrize("reverse", [None, ()], ids=["down", "up"])
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_numbers_are_the_same_to_the_bit(reverse, size):
     keys = jax.random.split(jax.random.key(0), 3)
     weights = {
@@ -168,7 +168,11 @@ def test_groups_are_left_where_memory_is_not_short():
 
 
 @pytest.mark.parametrize(
-    "wishes", [{"forbid": ("recompute",)}, {"pin": {"*dot_general*": "keep"}}]
+    "wishes",
+    [
+        {"pin": {"*dot_general*": "keep"}},
+        pytest.param({"forbid": ("recompute",)}, marks=pytest.mark.slow),
+    ],
 )
 def test_what_a_user_keeps_is_not_computed_again(wishes):
     found = plan(train_step, *arguments(16), budget=1 << 20, **QUIET, **wishes)

@@ -69,6 +69,7 @@ def test_a_plan_that_the_reserve_leaves_no_room_for_names_it():
     ) in refusal(stays)
 
 
+@pytest.mark.slow
 def test_a_pin_that_the_reserve_leaves_no_room_for():
     kept = {"host_budget": MOMENT, "host_reserve": MOMENT // 2}
     pinned = plan(step, *ARGS, pin=OFFLOAD, **kept)

@@ -156,6 +156,7 @@ def test_gradients_are_called_by_the_caller_s_paths():
     assert {name.split(": ")[1] for name in named} == {"args[0]['w']"}
 
 
+@pytest.mark.slow
 def test_nnx_functional_loss_of_a_state():
     definition, params, rest = nnx.split(Model(nnx.Rngs(0)), nnx.Param, ...)
 

@@ -133,6 +133,7 @@ def backwards(params, moments, x):
     return optax.apply_updates(params, updates), (scaled.nu, scaled.mu), rest, loss
 
 
+@pytest.mark.slow
 def test_results_in_another_order_are_not_moved_about_on_the_host(monkeypatch):
     arguments_ = jax.eval_shape(arguments)
     target = stowax.target("v5p-8")

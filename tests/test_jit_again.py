@@ -90,7 +90,7 @@ STATIC = [
 ]
 
 
-@pytest.mark.parametrize("kinds", [STATIC[0], slow(STATIC[1]), slow(STATIC[2])])
+@pytest.mark.parametrize("kinds", [slow(kinds) for kinds in STATIC])
 def test_static_arguments_that_are_equal_and_of_other_types(kinds):
     def step(weights, kind):
         scale = {bool: 5.0, int: 1.0, float: 2.0}.get(type(kind), 3.0)

@@ -265,6 +265,7 @@ def test_an_array_that_is_also_kept_is_not_overwritten(usual_promotion):
     np.testing.assert_array_equal(reference, before)
 
 
+@pytest.mark.slow
 def test_what_a_step_returned_is_its_own_whatever_the_batch(monkeypatch):
     """Nothing is copied for a last, smaller batch; nor where there is no room."""
 

@@ -120,7 +120,9 @@ def test_a_recording_is_called_what_the_user_wrote():
     assert _name(inner).rpartition(".")[2] == "train_step"
 
 
-@pytest.mark.parametrize("parts", ["dropout", "dropout norm"])
+@pytest.mark.parametrize(
+    "parts", ["dropout", pytest.param("dropout norm", marks=pytest.mark.slow)]
+)
 def test_a_model_that_nnx_jit_hands_back_is_given_away(parts):
     """Its counters and statistics come back in a group of results, too."""
 

@@ -286,6 +286,7 @@ def test_the_users_own_checkpoint_is_kept_or_decided_anew():
     assert compiled_total(kept, step_of(loss), *arguments()) == kept.device_bytes
 
 
+@pytest.mark.slow
 def test_compiler_options_of_the_user_reach_the_program():
     asked = {"xla_tpu_scheduler_percent_shared_memory_limit": "90", **QUICK}
     found = plan(train, *arguments(), target="v5e-1", compiler_options=asked)

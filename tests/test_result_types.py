@@ -48,7 +48,9 @@ def steps(step):
     return found, float(rest[0])
 
 
-@pytest.mark.parametrize("wishes", [MOVING, COMPUTED_AGAIN])
+@pytest.mark.parametrize(
+    "wishes", [MOVING, pytest.param(COMPUTED_AGAIN, marks=pytest.mark.slow)]
+)
 def test_results_are_typed_as_the_steps_own(wishes):
     planned = jit(train_step, **wishes)
     types, loss = steps(planned)
@@ -58,6 +60,7 @@ def test_results_are_typed_as_the_steps_own(wishes):
     np.testing.assert_allclose(loss, last, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_result_that_is_weakly_typed_stays_so():
     (first, *_), _ = steps(jit(train_step, **MOVING))
     assert first[-1] == (jnp.float32, True)

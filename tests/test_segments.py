@@ -150,6 +150,7 @@ def test_effects_stand_between_segments():
 # --- plans ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "percent"),
     [("h200", 50), pytest.param("v5p-8", 80, marks=pytest.mark.slow)],
@@ -189,6 +190,7 @@ def test_a_plan_is_kept_in_a_file_and_runs(tmp_path):
     assert_close(read.apply(train_step)(*args), expected)
 
 
+@pytest.mark.slow
 def test_pins_meet_values_of_segments():
     small = weights_of(spec, 4), spec(1 << 13, 512)
     budget = plan(train_step, *small, target="h200").device_bytes

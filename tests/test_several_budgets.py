@@ -62,6 +62,7 @@ def test_the_same_budget_twice_is_planned_once():
     assert once is again
 
 
+@pytest.mark.slow
 def test_company_donates_nothing_where_the_step_fits_as_it_is():
     budgets = (LEAST, "100GiB")
     small, big = stowax.plans(

@@ -39,8 +39,8 @@ def outcome(model, args, policy):
     return metrics["loss"], state["optimizer"], state.get("statistics")
 
 
-QUICK = ("graph_net", "resnet", "seq2seq")
-"""Models whose programs compile in a second or two each."""
+QUICK = ("graph_net",)
+"""Models whose programs compile in a second or two each, for the fast tests."""
 
 
 @pytest.mark.parametrize(

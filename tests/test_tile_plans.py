@@ -49,7 +49,9 @@ def planned(target, percent, **wishes):
     return whole, plan(train_step, *args, target=target, budget=budget, **wishes)
 
 
-@pytest.mark.parametrize("target", ["h200", "v5p-8"])
+@pytest.mark.parametrize(
+    "target", ["h200", pytest.param("v5p-8", marks=pytest.mark.slow)]
+)
 def test_logits_are_not_in_the_peak(target):
     _, found = planned(target, 30)
     assert found.fits

@@ -174,6 +174,7 @@ def test_gradients_that_are_differentiated_forwards(name):
     assert traced.recording.left == ()
 
 
+@pytest.mark.slow
 def test_conjugate_gradients_on_products_with_the_hessian():
     def step(weights, xs):
         return hessian_free(stowax.stow(loss_of), weights, xs)
@@ -359,6 +360,7 @@ def penalized(loss):
     return step
 
 
+@pytest.mark.slow
 def test_a_gradient_of_a_gradient_is_told_what_a_checkpoint_frees():
     target_or_skip("h200")
     written, *args = wide(penalized(loss_of))

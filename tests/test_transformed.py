@@ -228,25 +228,16 @@ def own_rule(weights, xs):
     return along(loss, weights, xs)
 
 
-@jax.custom_jvp
-def scaled(x):
-    return x * jnp.sum(x)
+def whole_hessian(weights, xs):
+    def of_biases(b):
+        return jax.grad(lambda b: loss_of({**weights, "b": b}, xs[0]))(b)
 
-
-scaled.defjvp(lambda x, t: (scaled(x[0]), t[0] * jnp.sum(x[0])))
-
-
-def untrue_rule(weights, xs):
-    def loss(weights, x):
-        own = lambda x, p: scaled(x @ p["w"])
-        return jnp.mean(run_layers(own, x, weights))
-
-    return along(loss, weights, xs)
+    return jax.jacfwd(of_biases)(weights["b"])
 
 
 LEFT = {
-    "the gradient is differentiated forwards (by jax.jvp), and a jax.custom_jvp inside "
-    "of it may have a rule that is no derivative": untrue_rule,
+    "it is called under a jax.vmap with out_axes=None for a gradient (as by jax.jacfwd)"
+    ": under a plan every gradient has the axis": whole_hessian,
     "its gradient is taken once, and pulled back under jax.vmap (jax.jacrev)": (
         rows_of_the_jacobian
     ),

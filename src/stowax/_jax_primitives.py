@@ -13,6 +13,7 @@ import jax.lax as _lax
 import jax.numpy as _jnp
 import numpy as np
 from jax._src import core as _core
+from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import effects as _effects
 from jax._src import mesh as _mesh
 from jax._src.interpreters import ad as _ad
@@ -40,7 +41,7 @@ def opaque_primitive(
 
     **Arguments:** `batched(axis, values, dimensions, **parameters)` is what `jax.vmap`
     makes of the equation, `forwards(values, tangents, **parameters)` what `jax.jvp`
-    does, and `again` what a derivative in reverse does.
+    does, and `again` what a derivative in reverse or a transpose does.
 
     **Returns:** `bind(operands, results=…, effects=…, **parameters)`, where `results`
     are the types of what comes out.
@@ -56,6 +57,7 @@ def opaque_primitive(
     _batching.fancy_primitive_batchers[primitive] = batched
     _ad.primitive_jvps[primitive] = forwards
     _ad.primitive_linearizations[primitive] = again
+    _ad.primitive_transposes[primitive] = again
 
     def bind(
         operands: Sequence[Any], results: Sequence[Any], effects: Any, **parameters: Any
@@ -94,12 +96,27 @@ def instantiated(tangent: Any) -> Any:
     return tangent.instantiate() if is_zero(tangent) else tangent
 
 
-def is_users_rule(equation: Any) -> bool:
-    """Whether an equation is a `jax.custom_jvp` that is not one of JAX's own."""
+def may_be_no_derivative(equation: Any) -> bool:
+    """Whether an equation is a `jax.custom_jvp` whose rule may be no derivative.
+
+    That is the user's rules, for functions of JAX's too, and that of `lax.custom_root`,
+    which holds at a root alone. Of rules by `defjvps` JAX 0.10 to 0.12 does not say who
+    wrote them: there JAX's functions are known by their names.
+    """
     if equation.primitive.name != "custom_jvp_call":
         return False
-    about = open_jaxpr(equation.params["call_jaxpr"]).debug_info
-    return not (about.func_filename or "").startswith(_JAXS_OWN)
+    function = open_jaxpr(equation.params["call_jaxpr"]).debug_info
+    rule = getattr(equation.params.get("jvp_jaxpr_fun"), "debug_info", None)
+    files = [(about and about.func_filename) or "" for about in (function, rule)]
+    if not all(file.startswith(_JAXS_OWN) for file in files):
+        return True
+    if files[1] == _custom_derivatives.__file__:
+        return function.func_name not in _BY_DEFJVPS
+    return function.func_name == "_custom_root"
+
+
+# Of one argument, element by element: their second derivatives are symmetric.
+_BY_DEFJVPS = frozenset({"relu", "relu6", "log1mexp", "logit"})
 
 
 def in_front(value: Any, dimension: int | None, axis: Any) -> Any:

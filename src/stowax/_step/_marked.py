@@ -35,8 +35,8 @@ from .._jax_primitives import (
     effects_of,
     in_front,
     instantiated,
-    is_users_rule,
     is_zero,
+    may_be_no_derivative,
     opaque_primitive,
     refuse,
     tangent_type,
@@ -196,7 +196,7 @@ def _forward_pushed(
 def _may_be_skew(equation: Any) -> bool:
     """Whether second derivatives of what an equation does may not be symmetric."""
     inner = _jax.jaxprs_in(equation.params)
-    return is_users_rule(equation) or any(
+    return may_be_no_derivative(equation) or any(
         _may_be_skew(e) for jaxpr in inner for e in jaxpr.eqns
     )
 

@@ -203,7 +203,9 @@ def as_written(
     return record_step(step, leaves, structure, read=False)
 
 
-_UNCHECKED = "a checkify.check which was not functionalized"  # JAX 0.10 to 0.12
+# What JAX 0.10 to 0.12 say.
+_UNCHECKED = "a checkify.check which was not functionalized"
+_ALL_THE_SAME = "got axis spec None but output was batched"
 
 
 def why_not(error: Exception) -> str:
@@ -212,6 +214,11 @@ def why_not(error: Exception) -> str:
         return str(error)
     if _UNCHECKED in str(error):
         return "it calls checkify.check, which stowax cannot read"
+    if _ALL_THE_SAME in str(error):
+        return (
+            "it is called under a jax.vmap with out_axes=None for a gradient (as by "
+            "jax.jacfwd): under a plan every gradient has the axis"
+        )
     line = (str(error).strip().splitlines() or ["no message"])[0][:200]
     return f"stowax cannot read it ({type(error).__name__}: {line})"
 

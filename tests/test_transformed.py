@@ -82,10 +82,31 @@ def jitted_inside(loss, weights, xs):
     return jax.vmap(jax.jit(jax.grad(loss)), in_axes=(None, 0))(weights, xs)
 
 
+def own_steps(loss, weights, xs):
+    """Each example takes steps of its own, another number than the others."""
+
+    def trained(x, steps):
+        def step(state):
+            weights, k = state
+            grads = jax.grad(loss)(weights, x)
+            return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), k + 1
+
+        return jax.lax.while_loop(lambda state: state[1] < steps, step, (weights, 0))
+
+    return jax.vmap(trained)(xs, jnp.asarray([2, 0, 1]))
+
+
 EXAMPLES = {
-    f.__name__: f
-    for f in (by_example, in_groups, ensemble, other_axes, twice, named_axis)
-} | {"by_the_input": by_the_input, "jitted_inside": jitted_inside}
+    "by_example": by_example,
+    "in_groups": in_groups,
+    "ensemble": ensemble,
+    "other_axes": other_axes,
+    "twice": twice,
+    "named_axis": named_axis,
+    "by_the_input": by_the_input,
+    "jitted_inside": jitted_inside,
+    "own_steps": own_steps,
+}
 
 
 def along(loss, weights, xs):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from .. import _jax
 
@@ -50,11 +51,27 @@ def _while(equation: Any, values: Sequence[Any], run: Run) -> Sequence[Any]:
     params = equation.params
     a = params["cond_nconsts"]
     b = a + params["body_nconsts"]
-    return jax.lax.while_loop(
-        lambda carry: run(params["cond_jaxpr"], [*values[:a], *carry])[0],
-        lambda carry: run(params["body_jaxpr"], [*values[a:b], *carry]),
-        list(values[b:]),
-    )
+
+    def more(carry: Sequence[Any]) -> Any:
+        return run(params["cond_jaxpr"], [*values[:a], *carry])[0]
+
+    def body(carry: Sequence[Any]) -> list[Any]:
+        return run(params["body_jaxpr"], [*values[a:b], *carry])
+
+    def body_of_some(carry: Sequence[Any]) -> list[Any]:
+        going = more(carry)
+        return [
+            jnp.where(
+                jnp.expand_dims(going, tuple(range(going.ndim, old.ndim))), new, old
+            )
+            for new, old in zip(body(carry), carry, strict=True)
+        ]
+
+    # Under `jax.vmap` each example says whether it goes on, and otherwise it waits.
+    if _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.ndim:
+        some = lambda carry: jnp.any(more(carry))
+        return jax.lax.while_loop(some, body_of_some, list(values[b:]))
+    return jax.lax.while_loop(more, body, list(values[b:]))
 
 
 def _cond(equation: Any, values: Sequence[Any], run: Run) -> Sequence[Any]:

@@ -176,6 +176,8 @@ def _forward_pushed(
     """A forward equation under `jax.jvp`."""
     recorder: Any = _recorder()
     moved = [i for i, t in enumerate(tangents) if i in active or not is_zero(t)]
+    # A tangent that JAX knows to be zero becomes zeros here, for the gradient is pulled
+    # back to it. Where a second derivative is infinite, 0 * inf is a NaN JAX has not.
     given = [instantiated(tangents[i]) for i in moved]
     if any(map(_may_be_skew, _jax.open_jaxpr(recorder.calls[number].jaxpr).eqns)):
         raise Unplannable(SKEW)

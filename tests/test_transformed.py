@@ -115,12 +115,6 @@ def along(loss, weights, xs):
     return jax.jvp(grads, (weights,), (ALONG,))
 
 
-def along_some(loss, weights, xs):
-    """The gradient by the weights as the input moves."""
-    grads = jax.value_and_grad(loss)
-    return jax.jvp(lambda x: grads(weights, x), (xs[0],), (xs[1],))
-
-
 def probes(loss, weights, xs):
     """Hutchinson's estimate of the Hessian's trace."""
     grads = jax.grad(lambda w: loss(w, xs[0]))
@@ -149,13 +143,6 @@ def of_examples(loss, weights, xs):
     return jax.jvp(lambda w: per_example(w, xs), (weights,), (ALONG,))
 
 
-def third(loss, weights, xs):
-    """The Hessian-vector product as the weights move."""
-    grads = jax.grad(lambda w: loss(w, xs[0]))
-    product = lambda w: jax.jvp(grads, (w,), (ALONG,))[1]
-    return jax.jvp(product, (weights,), (ALONG,))
-
-
 def hessian_free(loss, weights, xs):
     """A few conjugate gradients on the Hessian, from its products alone."""
     grads = jax.grad(lambda w: loss(w, xs[0]))
@@ -167,9 +154,7 @@ def hessian_free(loss, weights, xs):
     return jax.scipy.sparse.linalg.cg(product, grads(weights), maxiter=2)[0]
 
 
-FORWARD = {
-    f.__name__: f for f in (along, along_some, probes, several, of_examples, third)
-}
+FORWARD = {f.__name__: f for f in (along, probes, several, of_examples)}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -60,3 +60,19 @@ def test_a_root_that_was_not_found_has_no_derivative():
 @pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.relu6, jnp.sinc, jax.nn.silu])
 def test_rules_of_jaxs_own_are_derivatives(function):
     assert left(function) == ()
+
+
+def test_what_does_not_move_beside_what_does_is_not_multiplied_by_infinity():
+    """JAX knows of the tangent that is zero, so `0 * inf` is nowhere."""
+
+    def step(weights, x):
+        def loss(bias, x):
+            return jnp.mean(run_layers(layer, x * (1 + bias**1.5), weights))
+
+        layer = lambda x, p: jnp.tanh(x @ p["w"])
+        bias = jnp.zeros(x.shape[-1])[None]
+        grads = jax.grad(loss, argnums=(0, 1))
+        return jax.jvp(lambda x: grads(bias, x), (x,), (x,))
+
+    (why,) = trace_step(step, (WEIGHTS, X), Options()).recording.left
+    assert why == FORWARDS.removesuffix("a ") + "not all that it is by moves"

@@ -60,6 +60,10 @@ REVERSE = (
     "the gradient is differentiated forwards (by jax.jvp), and a jax.custom_vjp inside "
     "of it has a rule for reverse alone"
 )
+STILL = (
+    "the gradient is differentiated forwards (by jax.jvp), and not all that it is by "
+    "moves"
+)
 SKEW = (
     "the gradient is differentiated forwards (by jax.jvp), and a jax.custom_jvp inside "
     "of it may have a rule that is no derivative"
@@ -176,8 +180,10 @@ def _forward_pushed(
     """A forward equation under `jax.jvp`."""
     recorder: Any = _recorder()
     moved = [i for i, t in enumerate(tangents) if i in active or not is_zero(t)]
-    # A tangent that JAX knows to be zero becomes zeros here, for the gradient is pulled
-    # back to it. Where a second derivative is infinite, 0 * inf is a NaN JAX has not.
+    # Its gradient would be pulled back to zeros. Where a second derivative is infinite,
+    # 0 * inf is a NaN that JAX, which knows of the zero, has not.
+    if any(is_zero(tangents[i]) for i in active):
+        raise Unplannable(STILL)
     given = [instantiated(tangents[i]) for i in moved]
     if any(map(_may_be_skew, _jax.open_jaxpr(recorder.calls[number].jaxpr).eqns)):
         raise Unplannable(SKEW)

@@ -52,7 +52,7 @@ def test_it_comes_off_what_the_target_has():
     less = plan(step, *ARGS, host_reserve="20GiB")
     left = whole.proof.host_budget_bytes - less.proof.host_budget_bytes
     assert left == less.proof.host_reserve_bytes == 20 * 2**30
-    for nothing in (0, "0"):
+    for nothing in (0, "0", "0GiB", "0.0 MiB"):
         assert plan(step, *ARGS, host_reserve=nothing).proof == whole.proof
 
 

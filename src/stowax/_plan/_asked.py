@@ -4,6 +4,7 @@ One clear error per argument: later the same mistake would come out of JAX, the 
 or the solver, in words of theirs.
 """
 
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -127,7 +128,7 @@ def host_budget(
             "To leave the host alone write forbid=('offload',).",
         )
     whole = machine.host_bytes if given is None else parse_bytes(given, "host_budget")
-    if reserve in (None, "0") or (not isinstance(reserve, bool) and reserve == 0):
+    if reserve is None or _is_nothing(reserve):
         return whole, 0
     kept = parse_bytes(reserve, "host_reserve")
     if kept >= whole:
@@ -140,6 +141,13 @@ def host_budget(
             "forbid=('offload',).",
         )
     return whole - kept, kept
+
+
+def _is_nothing(reserve: int | str) -> bool:
+    """Whether it says zero bytes, in whatever unit."""
+    if isinstance(reserve, str):
+        return bool(re.fullmatch(r"\s*0+(\.0*)?\s*([KMGT]?i?B)?\s*", reserve))
+    return isinstance(reserve, int) and not isinstance(reserve, bool) and reserve == 0
 
 
 def reserve_note(reserve: int, budget: int) -> str:

@@ -314,8 +314,7 @@ def test_progress_goes_to_standard_error_or_to_the_user(capsys, monkeypatch):
 def test_the_record_says_what_was_planned_and_with_what():
     found = planned("h200", keeping_inputs())
     assert found.program.versions["jax"] == jax.__version__
-    assert found.program.versions["stowax"]
-    assert found.program.versions["python"]
+    assert all(found.program.versions[name] for name in ("stowax", "python"))
     assert [(a.path, a.role, a.shape) for a in found.program.arguments] == [
         ("args[0]['down']", "parameter", (LAYERS, 4 * WIDTH, WIDTH)),
         ("args[0]['up']", "parameter", (LAYERS, WIDTH, 4 * WIDTH)),

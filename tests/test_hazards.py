@@ -67,6 +67,7 @@ def test_a_policy_that_names_nothing():
     assert inspected("clean_policy", "h200").hazards == ()
 
 
+@pytest.mark.slow
 def test_a_policy_that_names_nothing_under_the_newer_remat():
     """There a policy stands in an operation of another kind, and lines are lost."""
     jax.config.update("jax_remat3", True)

@@ -247,6 +247,7 @@ def test_the_command_shows_what_libtpu_refuses(tmp_path):
     assert "<h2>In the way</h2>" in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_plan_that_does_not_fit_names_what_is_in_the_way():
     """It was the arguments and one layer's values; most of the memory was neither."""
     rows, vocabulary = 4096, 65536

@@ -145,7 +145,7 @@ def test_a_step_that_closes_over_what_is_traced(way):
     ("way", "clear"),
     [
         ("planning", "clear_cache"),
-        ("jit", "clear_caches"),
+        slow("jit", "clear_caches"),
         slow("jit", "clear_cache"),
         slow("planning", "clear_caches"),
     ],

@@ -148,6 +148,7 @@ def test_a_node_that_takes_arrays_only_runs_as_it_is_written():
     assert "Let tree_unflatten take whatever it is given" in said
 
 
+@pytest.mark.slow
 def test_what_is_no_number_is_found_as_without_a_plan():
     step = jit(train_step, budget="85%", target="h200")
     params, momentum, x = arguments()

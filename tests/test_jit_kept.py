@@ -145,6 +145,7 @@ def test_where_nothing_can_be_kept_nothing_is(monkeypatch, tmp_path, searches):
         planned(3)
 
 
+@pytest.mark.slow
 def test_a_kept_plan_of_a_state_with_a_number(tmp_path):
     """`step=0` of a state that `jax.lax.cond` updates as a whole, as Flax's has it."""
 

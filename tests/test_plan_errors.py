@@ -114,7 +114,6 @@ INSTEAD = "Write bytes as an int, or text such as '16GiB'."
     ("given", "got"),
     [
         (-1, "-1, which is not above zero"),
-        ("0GiB", "0.0, which is not above zero"),
         ("16 GB?", "'16 GB?'"),
         ("-3GiB", "'-3GiB'"),
         ("", "''"),
@@ -125,6 +124,12 @@ INSTEAD = "Write bytes as an int, or text such as '16GiB'."
 def test_budgets_that_are_none(name, given, got):
     expected = f"{name}: got {got}. {INSTEAD}"
     assert refused(ArgumentError, train, *ARGS, **{name: given}) == expected
+
+
+@pytest.mark.parametrize("name", ["budget", "host_budget"])
+def test_budgets_of_no_gibibytes(name):
+    expected = f"{name}: got 0.0, which is not above zero. {INSTEAD}"
+    assert refused(ArgumentError, train, *ARGS, **{name: "0GiB"}) == expected
 
 
 def test_budgets_of_nothing():

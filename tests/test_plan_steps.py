@@ -304,6 +304,7 @@ def test_the_same_step_is_planned_the_same_again():
     assert one.device_bytes == two.device_bytes
 
 
+@pytest.mark.slow
 def test_where_arguments_lie_now_does_not_matter():
     """A plan for what another plan put in host memory: it says anew what lies where."""
     target = target_or_skip("h200")

@@ -171,7 +171,10 @@ def test_gradients_of_examples(name):
     assert (*lead, *X.shape) in types
 
 
-@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "along" else pytest.param(n, marks=pytest.mark.slow) for n in FORWARD],
+)
 def test_gradients_that_are_differentiated_forwards(name):
     def step(weights, xs):
         return FORWARD[name](stowax.stow(loss_of), weights, xs)

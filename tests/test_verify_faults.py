@@ -95,6 +95,7 @@ def test_a_reload_that_is_a_little_off_in_one_layer(fault, monkeypatch):
     assert [b.value for b in v.blamed] == [value]
 
 
+@pytest.mark.slow
 def test_old_state_that_is_read_after_the_new_was_written(monkeypatch):
     def fault(call, out):
         params, momentum, loss = out

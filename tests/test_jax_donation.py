@@ -106,6 +106,7 @@ def plan_for(target):
     )
 
 
+@pytest.mark.slow
 def test_what_is_on_the_host_stays_there_in_compiled_programs(monkeypatch):
     plan = plan_for("h200")
     program = program_of(plan, "h200")

@@ -122,6 +122,7 @@ def test_weights_read_in_several_segments_and_skips_across_them():
     check(step, (params, made(64, 16)), [])
 
 
+@pytest.mark.slow
 def test_effects_stand_between_segments():
     seen = []
 

@@ -157,7 +157,13 @@ def hessian_free(loss, weights, xs):
 FORWARD = {f.__name__: f for f in (along, probes, several, of_examples)}
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow) if n in ("twice", "in_groups") else n
+        for n in EXAMPLES
+    ],
+)
 def test_gradients_of_examples(name):
     def step(weights, xs):
         return EXAMPLES[name](stowax.stow(loss_of), weights, xs)

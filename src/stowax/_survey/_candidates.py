@@ -7,7 +7,6 @@ cost more than their bytes say (and some TPU copies refuse them).
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from .._layers._stack import scope_name
 from .._planner import recomputed_values
 from .._records._stages import Body, Decision, Operation, Point, Value
 from .._step._trace import TracedStack, available
+from ._naming import value_names
 
 _AGAIN = {"gpu": 0.5}
 """Part of an elementwise operation's or reduction's time that it takes once more.
@@ -72,7 +72,7 @@ def make_body(
     at_hand = available(stack, traced.body)
     read = frozenset(traced.body.residuals)
     needed = _real(program, read, virtual)
-    names = _names(program)
+    names = value_names(program)
     may_travel = platform != "cpu" and not (stack.as_written or stack.group)
     values = []
     for index, aval in enumerate(program.avals):
@@ -105,7 +105,7 @@ def make_body(
         Operation(
             index=k,
             primitive=node.equation.primitive.name,
-            source=_source(node.equation),
+            source=_jax.source_text(node.equation),
             inputs=tuple(dict.fromkeys(i for i in node.inputs if i is not None)),
             outputs=node.outputs,
             seconds=0.0
@@ -180,41 +180,15 @@ def _forward_seconds(traced: TracedStack, costs: BodyCosts) -> float:
     return sum(costs.operations[k][0] for k in run)
 
 
-def _source(equation: Any) -> str:
-    where = _jax.source_line(equation)
-    return f"{where[0]}:{where[1]}" if where else ""
-
-
 def _value_source(program: Program, index: int) -> str:
     maker = program.maker.get(index)
-    return "" if maker is None else _source(program.nodes[maker].equation)
+    return "" if maker is None else _jax.source_text(program.nodes[maker].equation)
 
 
 def _input_name(stack: Any, index: int) -> str:
     if index in stack.carry_inputs:
         return f"layer input {index - stack.const_count}"
     return f"constant {index}" if index < stack.const_count else f"weight {index}"
-
-
-def _names(program: Program) -> dict[int, str]:
-    """A name per value: the user's `checkpoint_name`, else operation and line."""
-    names: dict[int, str] = {}
-    for node in program.nodes:
-        equation = node.equation
-        if equation.primitive.name == "name":
-            user = equation.params["name"]
-            names[node.outputs[0]] = user
-            for number in node.inputs:
-                if number is not None:
-                    names[number] = user
-            continue
-        where = _jax.source_line(equation)
-        line = f" {pathlib.Path(where[0]).name}:{where[1]}" if where else ""
-        function = f" in {where[2].split('.')[-1]}" if where else ""
-        for position, number in enumerate(node.outputs):
-            part = f"[{position}]" if len(node.outputs) > 1 else ""
-            names[number] = f"{equation.primitive.name}{part}{line}{function}"
-    return names
 
 
 def placed_values(

@@ -157,6 +157,14 @@ PLAN = PlanRecord(
                 seconds_to_compile=20.0,
             ),
         ),
+        written=Trial(
+            what="as written",
+            predicted_bytes=140 * GIB,
+            compiled_bytes=141 * GIB,
+            host_bytes=0,
+            step_seconds=5.0,
+            seconds_to_compile=30.0,
+        ),
         pins=(
             PinPrice(pattern="*norm*", decision="keep", matched=2, seconds=0.031),
             PinPrice(pattern="*gate*", decision="keep", matched=1, seconds=0.0),

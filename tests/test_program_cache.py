@@ -44,8 +44,15 @@ def without_seconds(found):
     trials = [
         dataclasses.replace(t, seconds_to_compile=0.0) for t in found.search.trials
     ]
+    written = found.search.written
+    if written is not None:
+        written = dataclasses.replace(written, seconds_to_compile=0.0)
     return changed(
-        found, planning_seconds=0.0, solving_seconds=0.0, trials=tuple(trials)
+        found,
+        planning_seconds=0.0,
+        solving_seconds=0.0,
+        trials=tuple(trials),
+        written=written,
     )
 
 

@@ -35,11 +35,13 @@ def test_plan_at_80_columns():
         """\
 stowax plan for train_step on v5p-8 (compile-only)
 FITS: 60.0 GiB of 64.0 GiB per device (94%), optimal under the model.
+As written it compiles to 141.0 GiB; the plan takes 27.0% longer.
 'recompute all', the fastest hand-written policy that fits, is predicted to take
 14.3% longer.
 
   per device               device      host  step time  vs predicted  fits
 ▸ this plan, compiled    60.0 GiB  5.00 GiB     6.35 s                yes
+  as written, compiled  141.0 GiB         –     5.00 s                no
 ▸ this plan, predicted   61.0 GiB  5.00 GiB     6.30 s                yes
   recompute all          55.0 GiB         –     7.20 s        +14.3%  yes
   keep all              142.0 GiB         –     6.10 s         -3.2%  no
@@ -223,7 +225,7 @@ def test_plan_stays_within_its_width_and_on_a_screen(name, width):
     assert all(line == line.rstrip() for line in lines)
     if width >= 80:
         # Two stacks are shown with three groups each, however little room there is.
-        assert len(lines) <= (45 if name == "many" else 40)
+        assert len(lines) <= (47 if name == "many" else 40)
 
 
 def test_plan_is_plain_text_whatever_the_terminal(monkeypatch):

@@ -127,6 +127,7 @@ def _search(search: Search, best: Attempt, seconds: float) -> SearchRecord:
         smallest_budget_is=source,
         baselines=_baselines(search, best),
         trials=_trials(search, best),
+        written=_written(search, best),
         pins=_pin_prices(best.space, search),
         forbid=best.space.preferences.forbidden(),
         unpriced=best.space.survey.unpriced,
@@ -151,6 +152,13 @@ def _trials(search: Search, best: Attempt) -> tuple[Trial, ...]:
     trial = best.measured.trial
     what = f"{trial.what} for another budget"
     return dataclasses.replace(trial, what=what, seconds_to_compile=0.0), *own
+
+
+def _written(search: Search, best: Attempt) -> Trial | None:
+    """The step as it is, donated as the plan is where both were compiled."""
+    known = search.asked.written
+    found = known.get(best.donated) or next(iter(known.values()), None)
+    return found.measured.trial if found else None
 
 
 def _baselines(search: Search, best: Attempt) -> tuple[Baseline, ...]:

@@ -15,7 +15,7 @@ from .._files import write_whole
 from ._peak import MemoryPeak
 from ._stages import Decision, Options, Outcome, Role
 
-FORMAT_VERSION = 15
+FORMAT_VERSION = 16
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -241,6 +241,8 @@ class SearchRecord:
     - `baselines` are hand-written policies under the same model.
     - `trials` are the compiled programs in order, each with what was predicted of it
       just before. The first prediction is made before anything is compiled.
+    - `written` is the step as it is written, compiled; `None` where it is predicted to
+      need so much more than there is that it was not.
     - `pins` and `forbid` are the user's wishes, the pins with their prices.
     - `unpriced` lists operations that no cost rule knew.
     - `planning_seconds` is the wall time that the plan took, `solving_seconds` the
@@ -258,6 +260,7 @@ class SearchRecord:
     smallest_budget_is: Source
     baselines: tuple[Baseline, ...]
     trials: tuple[Trial, ...]
+    written: Trial | None
     pins: tuple[PinPrice, ...]
     forbid: tuple[str, ...]
     unpriced: tuple[str, ...]

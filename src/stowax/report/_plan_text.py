@@ -79,7 +79,7 @@ def _headline(record: PlanRecord, width: int) -> list[str]:
         verdict = f"DOES NOT FIT: compiled {used} per device, budget {budget}."
     text = [f"stowax plan for {step} on {record.target} ({kind})", verdict]
     if record.fits and record.outcome != "unneeded":
-        text.append(_against_baselines(record))
+        text += [_against_written(record), _against_baselines(record)]
     return [line for part in text if part for line in lines_of(part, width)]
 
 
@@ -88,6 +88,22 @@ _OUTCOMES = {
     "feasible": "the best of what was tried",
     "infeasible": "although the model said that nothing fits",
 }
+
+
+def _against_written(record: PlanRecord) -> str:
+    """What the plan costs or brings beside the step that its user has."""
+    written = record.search.written
+    if written is None:
+        return ""
+    size = format_bytes(written.compiled_bytes)
+    if not written.step_seconds or not record.step_seconds:
+        return f"As written it needs {size}."
+    needs = f"As written it compiles to {size}"
+    change = record.step_seconds / written.step_seconds - 1
+    if abs(change) < 0.0005:
+        return f"{needs}; the plan is as fast."
+    longer = "longer" if change > 0 else "less time"
+    return f"{needs}; the plan takes {abs(change):.1%} {longer}."
 
 
 def _against_baselines(record: PlanRecord) -> str:
@@ -124,6 +140,7 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
             "",
             _yes(record.fits),
         ),
+        *_written_row(record),
         (
             "▸ this plan, predicted",
             or_dash(format_bytes, record.predicted_device_bytes),
@@ -156,6 +173,27 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
             subsequent_indent="  ",
         )
     return lines
+
+
+def _written_row(record: PlanRecord) -> list[tuple[str, ...]]:
+    """The step as it is, which a reader knows, compiled like the plan above it."""
+    written = record.search.written
+    if written is None or record.outcome == "unneeded":
+        return []
+    fits = (
+        written.compiled_bytes <= record.budget_bytes
+        and written.host_bytes <= record.proof.host_budget_bytes
+    )
+    return [
+        (
+            "  as written, compiled",
+            or_dash(format_bytes, written.compiled_bytes),
+            or_dash(format_bytes, written.host_bytes),
+            or_dash(format_seconds, written.step_seconds),
+            "",
+            _yes(fits),
+        )
+    ]
 
 
 def _baseline_row(baseline: Baseline, model: float, width: int) -> tuple[str, ...]:

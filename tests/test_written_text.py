@@ -1,0 +1,25 @@
+"""A plan's text compares it with the step that its reader has."""
+
+import dataclasses
+import re
+
+from plan_parts import changed
+from report_records import PLAN, UNNEEDED
+from stowax.report import plan_text
+
+
+def test_the_step_as_written_is_compared_where_it_was_compiled():
+    def said(**changes):
+        trial = dataclasses.replace(PLAN.search.written, **changes)
+        return plan_text(changed(PLAN, written=trial), 80)
+
+    faster = said(compiled_bytes=50 * 2**30, step_seconds=12.7)
+    assert "compiles to 50.0 GiB; the plan takes 50.0% less time.\n" in faster
+    assert re.search(r"as written, compiled +50.0 GiB +– +12.70 s +yes\n", faster)
+    # For a TPU the compiler refuses what does not fit, and says how much it is.
+    refused = said(step_seconds=None)
+    assert "As written it needs 141.0 GiB.\n" in refused
+    assert re.search(r"as written, compiled +141.0 GiB +– +– +no\n", refused)
+    assert "the plan is as fast.\n" in said(step_seconds=6.35)
+    assert "as written" not in plan_text(changed(PLAN, written=None), 80).lower()
+    assert "as written" not in plan_text(UNNEEDED, 80).lower()

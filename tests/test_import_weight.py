@@ -95,3 +95,13 @@ def test_planted_backend_is_caught(tmp_path):
     """
     (tmp_path / "planted.py").write_text(textwrap.dedent(code))
     assert probe("planted", tmp_path) == (["jax"], True)
+
+
+def test_a_command_that_imports_jax_adds_nothing_to_what_it_says():
+    code = "from stowax._cli._cli import main; main(['targets'])"
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    environment.pop("JAX_PLATFORMS", None)
+    run = [sys.executable, "-c", code]
+    result = subprocess.run(run, env=environment, capture_output=True, text=True)
+    assert "h200" in result.stdout
+    assert result.stderr == ""

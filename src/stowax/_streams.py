@@ -51,25 +51,6 @@ def only_result_on_stdout() -> Iterator[None]:
         yield
 
 
-def use_cpu_where_nothing_else_is() -> None:
-    """Tells JAX to use the CPU where no accelerator is, as it would anyway.
-
-    It would, after trying the others aloud. Done where Linux shows no device file of
-    any accelerator and `JAX_PLATFORMS` is not set; targets that are not attached can
-    be compiled for all the same.
-    """
-    if (
-        sys.platform == "linux"
-        and "JAX_PLATFORMS" not in os.environ
-        and not any(glob.glob(pattern) for pattern in _DEVICE_FILES)
-    ):
-        import jax
-
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        # Also set here: JAX has read the variable when it was imported.
-        jax.config.update("jax_platforms", "cpu")
-
-
 @contextlib.contextmanager
 def quiet_native_log() -> Iterator[None]:
     """Keeps known chatter of the C++ plugins off stderr; everything else is passed on.
@@ -94,3 +75,24 @@ def quiet_native_log() -> Iterator[None]:
             if kept:
                 os.write(saved, b"".join(kept))
             os.close(saved)
+
+
+def import_jax_quietly() -> None:
+    """Imports JAX without its plugins' chatter, and on the CPU where nothing else is.
+
+    Alone it would try the others first, aloud. `JAX_PLATFORMS` is set where Linux shows
+    no device file of any accelerator and nobody has set it; targets that are not
+    attached can be compiled for all the same.
+    """
+    only_cpu = (
+        sys.platform == "linux"
+        and "JAX_PLATFORMS" not in os.environ
+        and not any(glob.glob(pattern) for pattern in _DEVICE_FILES)
+    )
+    if only_cpu:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    with quiet_native_log():
+        import jax
+    if only_cpu:
+        # Also set here: a JAX that was imported before does not read it again.
+        jax.config.update("jax_platforms", "cpu")

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from .._errors import ArgumentError, StowaxError
-from .._streams import use_cpu_where_nothing_else_is
+from .._streams import import_jax_quietly
 from ._user_file import where_it_failed
 
 FINE, FOUND, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
@@ -44,7 +44,7 @@ def command(run: Callable[..., int]) -> Callable[..., None]:
     )
     @functools.wraps(run)
     def guarded(*args: Any, whole: bool, **options: Any) -> None:
-        use_cpu_where_nothing_else_is()
+        import_jax_quietly()
         try:
             code = run(*args, **options)
         except StowaxError as error:

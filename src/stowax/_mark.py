@@ -15,7 +15,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Generator
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import jax
 
@@ -26,6 +26,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+@runtime_checkable
 class Handler(Protocol):
     """What is called in place of a marked function while a plan is made or applied."""
 

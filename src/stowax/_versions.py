@@ -3,14 +3,15 @@
 import importlib.metadata
 import platform
 
-import jax
-
-_PACKAGES = ("stowax", "jaxlib", "libtpu", "jax-cuda12-plugin")
+_PACKAGES = ("stowax", "jax", "jaxlib", "libtpu", "jax-cuda12-plugin")
 
 
 def versions() -> dict[str, str]:
-    """Versions of JAX, of Python, and of what compiles: what is installed of it."""
-    found = {"jax": jax.__version__, "python": platform.python_version()}
+    """Versions of JAX, of Python, and of what compiles: what is installed of it.
+
+    No package is loaded for that.
+    """
+    found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)

@@ -14,7 +14,6 @@ above what the maker quotes is not believed: then something was not waited for.
 import dataclasses
 import datetime
 import functools
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -27,6 +26,7 @@ from .._hardware._hardware import chip_of_kind
 from .._plan._asked import Progress, sayer
 from .._records._calibration import CalibrationRecord, CopyRates, HostWork, Unmeasured
 from .._target._calibration_file import find_calibration, host_name, save_calibration
+from .._target._machine import host_memory
 from .._target._target import attached_devices, local_devices, platform_name
 from .._units import format_bytes
 from .._versions import versions
@@ -369,8 +369,7 @@ def _believed(rate: float, figure: Figure | None, chip: Chip | None) -> float:
 
 def _most_copied(devices: Sequence[Any]) -> int:
     """Bytes per device that copies may take: four arrays of it, in all memories."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    most = machine // 8 // (4 * len(devices))
+    most = host_memory() // 8 // (4 * len(devices))
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     return min(most, int(limit) // 8) if limit else most
 

@@ -11,6 +11,7 @@ Finding the user's function, and saying what went wrong in it, is `_user_file`'s
 
 import io
 import json
+import platform
 import sys
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from .._errors import ArgumentError
 from .._files import check_writable
 from .._records._stages import DECISIONS
 from .._streams import only_result_on_stdout
+from .._versions import versions
 from ._audit import audit
 from ._base import (
     FINE,
@@ -39,8 +41,16 @@ from ._user_file import load_step
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 88}
 
 
+def _version_line() -> str:
+    """Versions that an issue needs: "stowax 0.1.0 (jax 0.10.2, …) on Linux"."""
+    found = versions()
+    own = found.pop("stowax", "")
+    others = ", ".join(f"{name} {version}" for name, version in found.items())
+    return f"stowax {own} ({others}) on {platform.system()} {platform.machine()}"
+
+
 @click.group(context_settings=_SETTINGS)
-@click.version_option(package_name="stowax", prog_name="stowax")
+@click.version_option(message="%(version)s", version=_version_line())
 def main() -> None:
     """Plan where the arrays of a JAX training step go: device, host, or nowhere.
 

@@ -145,7 +145,7 @@ def _not_worth_storing(
         return False
     (u,) = made
     other = body.values[u]
-    return (
+    return bool(
         other.bytes <= value.bytes
         and table.kept[u] <= table.kept[i]
         and table.offloaded[u] <= table.offloaded[i]

@@ -17,7 +17,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from .._errors import ArgumentError
 
@@ -29,6 +29,7 @@ _MICRO = 1e6
 _WAITING = "terrible"  # the reserved colour that both viewers paint red
 
 
+@runtime_checkable
 class Interval(Protocol):
     """The fields of `_timeline.Interval` that are read here."""
 
@@ -47,6 +48,7 @@ class Interval(Protocol):
     def starts(self) -> Iterator[float]: ...
 
 
+@runtime_checkable
 class HasIntervals(Protocol):
     """A `_timeline.Timeline`."""
 

@@ -58,7 +58,7 @@ _FAR = 1.2
 """How far predictions of policies by hand, which are like nothing that was compiled,
 may be above the truth: 17 % for layer inputs offloaded (PaliGemma2-28B on a v5p)."""
 
-Options = Mapping[str, str | bool]
+Options = Mapping[str, str | bool | float]
 
 _Candidate = tuple[Space, Decisions, float]
 """Decisions for a variant, and how far predictions for them may be above the truth."""
@@ -342,7 +342,7 @@ class Proposer:
         return dataclasses.replace(proposal, options={**proposal.options, **changed})
 
 
-def options_for(space: Space, decisions: Decisions) -> dict[str, str | bool]:
+def options_for(space: Space, decisions: Decisions) -> dict[str, str | bool | float]:
     """The compiler options that decisions are compiled with by default."""
     offloads = any("offload" in chosen for chosen in decisions)
     sparing = space.survey.tight or decisions in space.least

@@ -138,7 +138,7 @@ class Attempt:
     space: "Space"
     decisions: Decisions | None
     solution: Solution | None
-    options: Mapping[str, str | bool]
+    options: Mapping[str, str | bool | float]
     donated: bool
     measured: Measured
 

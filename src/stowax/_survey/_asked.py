@@ -33,7 +33,7 @@ class Asked:
     keep_checkpoint: bool
     roll: bool
     donate: bool | None
-    compiler_options: Mapping[str, str | bool]
+    compiler_options: Mapping[str, str | bool | float]
     compiles: int | None
     cache: ProgramCache
     say: Callable[[str], None]

@@ -21,7 +21,7 @@ from .._target._specs import any_sharded
 # by default: XLA then peels an iteration off the backward loop and lays kept stacks
 # out anew for it. The train step at 90 GiB, with it and without: 6.63 and 6.35 s a
 # step, 113 and 104 GiB.
-_TPU_OVERLAP: dict[str, str | bool] = {
+_TPU_OVERLAP: dict[str, str | bool | float] = {
     "xla_lhs_prioritize_async_depth_over_stall": "ENABLED",
     "xla_tpu_host_transfer_overlap_limit": "24",
     "xla_tpu_enable_all_experimental_scheduler_features": True,
@@ -73,7 +73,7 @@ _GPU_COPIES = {"xla_gpu_experimental_parallel_async_compute_limit": "16"}
 
 def plan_options(
     target: Target, offloads: bool, *, sparing: bool = False
-) -> dict[str, str | bool]:
+) -> dict[str, str | bool | float]:
     """Options for a plan, by whether it offloads; `sparing` puts memory before time."""
     overlap = overlap_options(target) if offloads else {}
     if target.platform == "gpu" and offloads and not sparing:
@@ -98,7 +98,7 @@ def options_by_hand(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != _OWN_PIPELINE}
 
 
-def overlap_options(target: Target) -> dict[str, str | bool]:
+def overlap_options(target: Target) -> dict[str, str | bool | float]:
     """Options for a plan that offloads."""
     if target.platform == "tpu":
         return dict(_TPU_OVERLAP)
@@ -111,7 +111,7 @@ def overlap_options(target: Target) -> dict[str, str | bool]:
 # change stays only where the compiled schedule of this very plan is faster with it. On
 # TPUs each was seen to help one plan and to harm another. Seconds a step on v5p at 15
 # GB/s, as it is → with the change: two plans for PaliGemma2-28B, one for Llama2-13B.
-_TPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
+_TPU_ALTERNATIVES: tuple[dict[str, str | bool | float], ...] = (
     # A slow link, by the scheduler's book: copies start early. 20.96 → 15.96,
     # 14.47 → 14.93, 5.93 → 5.93. (Public recipes for training have 0.03.)
     {"xla_tpu_pcie_bandwidth_multiplier": "0.05"},
@@ -123,7 +123,7 @@ _TPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
 # No evidence beforehand for the last. Many copies under way (`_GPU_COPIES`) may stand
 # in line before the one that is needed first: ten layers of 256 MiB whose weights
 # stream take 343 ms with two on an H200, and 369 with sixteen.
-_GPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
+_GPU_ALTERNATIVES: tuple[dict[str, str | bool | float], ...] = (
     {"xla_gpu_experimental_parallel_async_compute_limit": "2"},
     {"xla_gpu_experimental_parallel_async_compute_limit": "8"},
     {"xla_gpu_enable_latency_hiding_scheduler": False},
@@ -131,8 +131,8 @@ _GPU_ALTERNATIVES: tuple[dict[str, str | bool], ...] = (
 
 
 def alternatives(
-    target: Target, options: Mapping[str, str | bool]
-) -> tuple[dict[str, str | bool], ...]:
+    target: Target, options: Mapping[str, str | bool | float]
+) -> tuple[dict[str, str | bool | float], ...]:
     """`options` with one of them changed, for each change that is worth a try.
 
     None for a plan that moves nothing. What keeps gradients right or programs small is
@@ -173,7 +173,7 @@ def fast_memory_kib(target: Target) -> tuple[int, int] | None:
     return _FAST_MEMORY.get(target.chip.key) if target.platform == "tpu" else None
 
 
-def more_fast_memory(target: Target) -> dict[str, str | bool]:
+def more_fast_memory(target: Target) -> dict[str, str | bool | float]:
     """Options that let a kernel have more of a TPU's fast memory; else none."""
     known = fast_memory_kib(target)
     return {FAST_MEMORY: str(known[1])} if known else {}

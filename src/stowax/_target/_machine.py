@@ -245,9 +245,20 @@ def _memory_fraction() -> float | None:
     return None
 
 
+def host_memory() -> int:
+    """Bytes of memory that this machine has."""
+    if not hasattr(os, "sysconf"):
+        raise ArgumentError(
+            "target",
+            "a system that does not say how much memory it has",
+            "stowax runs on Linux and macOS; under Windows use WSL.",
+        )
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _attached_bytes(chip: Chip, devices: tuple[Any, ...]) -> tuple[int, int, int]:
     """Device bytes allowed and present, and host bytes, per device of this machine."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = host_memory()
     mine = [d for d in devices if d.process_index == jax.process_index()]
     local = max(1, len(mine))
     host = int(machine * HOST_FRACTION / local)

@@ -10,7 +10,10 @@ SHIMS = (
 # Imports point to lower layers, or to the same layer where that makes no circle. A name
 # is a module or a package directly below `src/stowax`.
 LAYERS = (
-    ("_errors", "_files", "_record_json", "_streams", "_units", "_watcher", "_where"),
+    (
+        *("_errors", "_files", "_record_json", "_scopes", "_streams", "_units"),
+        *("_watcher", "_where"),
+    ),
     ("_records",),
     # Figures with sources, and the files that touch private JAX.
     (
@@ -42,7 +45,7 @@ LAYERS = (
 # These know no JAX, and import only one another: a plan made on a TPU host is read,
 # solved and reported anywhere. A module of a package stands here for itself.
 WITHOUT_JAX = {
-    *("_errors", "_files", "_record_json", "_units", "_watcher", "_where"),
+    *("_errors", "_files", "_record_json", "_scopes", "_units", "_watcher", "_where"),
     *(
         "_records",
         "_hardware",

@@ -7,7 +7,6 @@ elsewhere.
 
 import contextlib
 import pathlib
-import re
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -118,28 +117,6 @@ def source_text(equation: Any) -> str:
 def name_stack(equation: Any) -> str:
     """The `jax.named_scope` path of an equation, such as `block/attention`."""
     return str(equation.source_info.name_stack)
-
-
-_TRANSFORMED = re.compile(r"\b(?:jvp|transpose|vmap|linearize|remat|rematted)\(")
-_JAX_SCOPES = re.compile(
-    r"|jit\(.*|p?jit|scan|while|cond|body|body_fun|cond_fun|branch_\d+_fun|checkpoint"
-    r"|remat\d?|rematted_computation|closed_call|core_call|custom_[jv]{1,2}p_call.*"
-    r"|shard_map|.*->.*|.*<.*"
-)
-
-
-def scopes(equation: Any) -> tuple[str, ...]:
-    """The `jax.named_scope`s of an equation, without what JAX itself puts among them.
-
-    Transformations wrap a scope (`transpose(jvp(block))`), einsum adds its letters,
-    loops and jitted functions their names. JAX 0.10 to 0.12.
-    """
-    stack = _TRANSFORMED.sub("", name_stack(equation))
-    parts = [
-        part if part.startswith("jit(") else part.rstrip(")")
-        for part in stack.split("/")
-    ]
-    return tuple(part for part in parts if not _JAX_SCOPES.fullmatch(part))
 
 
 def calling_classes(equation: Any) -> tuple[str, ...]:

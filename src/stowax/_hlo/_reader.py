@@ -25,7 +25,7 @@ from .._records._program import (
     Program,
     Transfer,
 )
-from .._where import OWN_FOLDER
+from .._where import OWN_FOLDER, is_jaxs_file, is_users_file
 from ._costs import (
     Function,
     called,
@@ -148,26 +148,34 @@ class Reader:
 
     @functools.cache  # noqa: B019 - the reader lives as long as one call of `read`
     def source(self, identifier: int) -> str:
-        """`file:line` of a stack frame; 0 is none. Our own frames say nothing."""
+        """`file:line` of the user's innermost line in a stack of frames; 0 is none.
+
+        Where all frames are a library's, the innermost of those that are not JAX's. Our
+        own say nothing.
+        """
         index = self.module.stack_frame_index
+        others = ""
         while 0 < identifier <= len(index.stack_frames):
             frame = index.stack_frames[identifier - 1]
             if not 0 < frame.file_location_id <= len(index.file_locations):
-                return ""
+                break
             place = index.file_locations[frame.file_location_id - 1]
             if not 0 < place.file_name_id <= len(index.file_names):
-                return ""
+                break
             file = index.file_names[place.file_name_id - 1]
-            if not file.startswith(OWN_FOLDER):
+            if is_users_file(file):
                 return f"{file}:{place.line}"
+            if not (others or file.startswith(OWN_FOLDER) or is_jaxs_file(file)):
+                others = f"{file}:{place.line}"
             identifier = frame.parent_frame_id
-        return ""
+        return others
 
     def where(self, item: Any) -> str:
         """`file:line` of an instruction, in either of XLA's two ways of keeping it."""
-        if item.metadata.source_file:
-            return f"{item.metadata.source_file}:{item.metadata.source_line}"
-        return self.source(item.metadata.stack_frame_id)
+        found = self.source(item.metadata.stack_frame_id)
+        if not found and item.metadata.source_file:
+            found = f"{item.metadata.source_file}:{item.metadata.source_line}"
+        return found
 
 
 def read(serialized: bytes) -> Program:

@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import _jax
 from .._jaxprs._jaxpr import Program
+from .._scopes import scopes_of
 
 
 def value_names(program: Program) -> dict[int, str]:
@@ -49,7 +50,7 @@ def value_names(program: Program) -> dict[int, str]:
 def _parts(equations: Iterable[Any]) -> list[str]:
     """The part of the layer that each operation belongs to; empty where unknown."""
     equations = list(equations)
-    paths = [_jax.scopes(equation) for equation in equations]
+    paths = [scopes_of(_jax.name_stack(equation)) for equation in equations]
     classes = [_jax.calling_classes(equation) for equation in equations]
     if any(inside and not path for path, inside in zip(paths, classes, strict=True)):
         # Not every part writes its name there: Equinox's layers do, a user's do not.

@@ -116,6 +116,18 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
 
 
+def cut_path(text: str, width: int) -> str:
+    """`text` in at most `width` characters, cut where a path says least: in its middle.
+
+    >>> cut_path("args[1]['opt_state'][0]['mu']['head']['kernel'].value", 36)
+    "args[1]['…']['head']['kernel'].value"
+    """
+    if "[" not in text or len(text) <= width or width < 16:
+        return cut(text, width)
+    front = min(9, width // 3)
+    return f"{text[:front]}…{text[front + 1 - width :]}"
+
+
 def or_dash(form: Callable[[Any], str], value: Any) -> str:
     """`value` as `form` writes it, and a dash for none."""
     return form(value) if value else "–"

@@ -1,14 +1,11 @@
 """What a release says of itself agrees; its front page works without a checkout."""
 
 import importlib.metadata
-import json
 import pathlib
 import re
 import subprocess
-import sys
 import tomllib
 
-import pytest
 from click.testing import CliRunner
 
 from stowax._cli._cli import main
@@ -80,23 +77,3 @@ def test_a_release_whose_versions_differ_is_refused(tmp_path):
     assert "the newest section of CHANGELOG.md is '0.0.1" in refused()
     assert "unknown argument '--publish'" in refused("--publish")
     assert not (tmp_path / "dist").exists()
-
-
-@pytest.mark.slow
-def test_what_is_annotated_is_what_is_passed(tmp_path):
-    """A run under beartype: every call in the package, checked against its types."""
-    pytest.importorskip("beartype")
-    files = [
-        *("differential/test_random_steps.py", "test_jit.py", "test_memory.py"),
-        *("test_update_run.py", "test_planner.py", "test_hazards_stacks.py"),
-    ]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    chosen = [str(ROOT / "tests" / name) for name in files]
-    run = subprocess.run(
-        [*command, "-p", "typechecked", "-m", "not slow", *chosen],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**__import__("os").environ, "PYTHONPATH": str(ROOT / "tests")},
-    )
-    assert run.returncode == 0, json.dumps(run.stdout[-5000:])

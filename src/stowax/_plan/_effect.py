@@ -8,6 +8,7 @@ import jax
 from .._errors import PlanMismatchError
 from .._records._plan import PlanRecord, stored_by
 from .._state._stream import hosted_of
+from .._step._recording import Recording
 from .._survey._apply import StackPlan, StepPlan, apply_decisions, attach_options
 from .._target._target import is_here, platform_of
 from .._units import format_bytes, format_room
@@ -15,7 +16,7 @@ from .._units import format_bytes, format_room
 
 def put_into_effect(
     plan: PlanRecord,
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Recording,
     within: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     *,
     there: bool = False,

@@ -373,7 +373,7 @@ def _wide(dtype: Any) -> Any:
     return np.float64
 
 
-def _finite(value: np.ndarray) -> np.ndarray:
+def _finite(value: np.ndarray | np.generic) -> np.ndarray | np.bool:
     if not jnp.issubdtype(value.dtype, np.inexact):
         return np.ones(value.shape, bool)
     return np.isfinite(value)

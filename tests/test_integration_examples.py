@@ -16,6 +16,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPTS = ROOT / "examples" / "integrations"
 SCRIPT = {
+    "../diffusion_unet.py": ("flax", "optax"),
+    "../long_llama.py": ("optax",),
+    "../ppo.py": ("optax",),
     "equinox_vit.py": ("equinox", "optax"),
     "haiku_lm.py": ("haiku", "optax"),
     "linen_lm.py": ("flax", "optax"),

@@ -133,6 +133,11 @@ def test_budgets_of_no_gibibytes(name):
 
 
 def test_budgets_of_nothing():
+    # Who leaves out the unit hears of it before anything is compiled.
+    for few in (16, "16"):
+        assert refused(ArgumentError, train, *ARGS, budget=few) == (
+            f"budget: got {few!r}, which is 16 bytes. Write a unit: '16GiB'."
+        )
     assert refused(ArgumentError, train, *ARGS, budget=0) == (
         f"budget: got 0, which is not above zero. {INSTEAD}"
     )

@@ -173,7 +173,7 @@ def test_a_gpu_has_more_than_two_copies_under_way():
 @pytest.mark.slow
 def test_a_plan_that_needs_the_least_has_no_copies_to_spare():
     """What is under way takes memory."""
-    found = plan(train, *(weights(), spec(1024, 256)), budget=1)
+    found = plan(train, *(weights(), spec(1024, 256)), budget=1024)
     assert not found.fits
     assert found.host_bytes > 0
     assert "xla_gpu_experimental_parallel_async_compute_limit" not in (

@@ -355,3 +355,11 @@ def test_a_laptop_needs_no_settings_and_stays_a_laptop() -> None:
     assert done.stdout.split() == ["cpu", "1"]
     # What `import jax` says is not ours; after that there is silence.
     assert done.stderr.partition("---\n")[2] == ""
+
+
+def test_a_target_is_one_line_in_a_notebook():
+    assert repr(target("v5p-8")).startswith(
+        "Target('v5p-8', compile-only, 4 devices of "
+    )
+    assert repr(target("cpu")).startswith("Target('cpu', attached, 8 devices of ")
+    assert repr(target("cpu")).endswith(" of host memory)")

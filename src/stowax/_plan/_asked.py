@@ -17,6 +17,9 @@ from .._units import format_bytes, parse_bytes, parse_share
 QUIET_SECONDS = 2.0
 """Progress is shown, by default, once planning has taken this long."""
 
+_LEAST_BUDGET = 1024
+"""Bytes. Who writes less has left out the unit, and would wait for compiles first."""
+
 Progress = Callable[[str], None] | Literal[False] | None
 
 
@@ -88,6 +91,12 @@ def device_budget(
     if (share := parse_share(given, name)) is not None:
         return share
     amount = parse_bytes(given, name)
+    if amount < _LEAST_BUDGET:
+        raise ArgumentError(
+            name,
+            f"{given!r}, which is {amount} bytes",
+            f"Write a unit: '{amount}GiB'.",
+        )
     if amount > machine.memory_bytes:
         most = format_bytes(machine.memory_bytes)
         raise ArgumentError(

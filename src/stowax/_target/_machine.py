@@ -23,6 +23,7 @@ from .._errors import ArgumentError
 from .._hardware._figures import Chip
 from .._hardware._pinned import pool_bytes, smaller_pool
 from .._records._stages import Link
+from .._units import format_bytes
 from . import _compiled, _specs
 from ._compiled import CompiledProgram, LoweredProgram
 
@@ -64,6 +65,15 @@ class Target:
     pinned_bytes: int | None = None
     link_range: tuple[Link, Link] | None = None
     duplex: bool = True
+
+    def __repr__(self) -> str:
+        there = "compile-only" if self.compile_only else "attached"
+        devices = f"{self.device_count} device{'s' * (self.device_count != 1)}"
+        return (
+            f"Target({self.name!r}, {there}, {devices} of "
+            f"{format_bytes(self.device_bytes)}, each "
+            f"{format_bytes(self.host_bytes)} of host memory)"
+        )
 
     @property
     def stood_in(self) -> bool:

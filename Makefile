@@ -17,13 +17,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 EXTRAS := .[tpu,cuda,demo,report]
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export NO_MKDOCS_2_WARNING := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-all lint format types clean
+.PHONY: help demo test test-all lint format types docs clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^$$/p'
-	@echo "  make test-all | lint | format | types | clean"
+	@echo "  make test-all | lint | format | types | docs | clean"
 
 demo: $(VENV)/.ready-demo
 	@$(BIN)/python -m stowax demo
@@ -45,6 +46,23 @@ format: $(VENV)/.ready-lint
 # The test group too: the frameworks that tests use have to be there to be checked.
 types: $(VENV)/.ready-types
 	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+# The site is in build/site. What is on the way to a browser stays here: no fonts, no
+# scripts from elsewhere. A broken link, anchor or entry of the navigation is an error.
+docs: $(VENV)/.ready-docs build/gallery/.made
+	@$(BIN)/mkdocs build --quiet
+	@echo "build/site is built: $(BIN)/python -m http.server --directory build/site"
+
+# The gallery's pages are those that its own code writes.
+build/gallery/.made: docs/howto/gallery.md docs/howto/steps.py docs/tutorial/run.py \
+  $(shell find src/stowax -name '*.py' -o -name '*.js' -o -name '*.css') \
+  | $(VENV)/.ready-docs
+	@echo "Planning and inspecting what the gallery shows ..." >&2
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@here=$$(pwd) && cd $(@D) && case "$(BIN)" in /*) bin="$(BIN)";; \
+	  *) bin="$$here/$(BIN)";; esac && "$$bin/python" \
+	  "$$here/docs/tutorial/run.py" --only-run "$$here/docs/howto/gallery.md"
+	@touch $@
 
 clean:
 	rm -rf .venv .venv-newest build dist .pytest_cache .ruff_cache .hypothesis
@@ -85,4 +103,10 @@ $(VENV)/.ready-lint: $(VENV)/.ready-python pyproject.toml
 $(VENV)/.ready-types: $(VENV)/.ready-test pyproject.toml
 	@echo "Installing the type checker ..." >&2
 	@$(PIP) install $(PIP_INSTALL_FLAGS) --group types
+	@touch $@
+
+# The gallery plans for TPUs and GPUs, and draws pages.
+$(VENV)/.ready-docs: $(VENV)/.ready-demo pyproject.toml
+	@echo "Installing what builds the documentation ..." >&2
+	@$(PIP) install $(PIP_INSTALL_FLAGS) --group docs
 	@touch $@

@@ -61,7 +61,7 @@ build/gallery/.made: docs/howto/gallery.md docs/howto/steps.py docs/tutorial/run
 	@rm -rf $(@D) && mkdir -p $(@D)
 	@here=$$(pwd) && cd $(@D) && case "$(BIN)" in /*) bin="$(BIN)";; \
 	  *) bin="$$here/$(BIN)";; esac && "$$bin/python" \
-	  "$$here/docs/tutorial/run.py" --only-run "$$here/docs/howto/gallery.md"
+	  "$$here/docs/tutorial/run.py" --build "$$here/docs/howto/gallery.md"
 	@touch $@
 
 clean:

@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 HOWTO = sorted((DOCS / "howto").glob("*.md"))
 PROGRAMS = [DOCS / "start.md", *HOWTO]
+CHECKED = [path for path in PROGRAMS if path.stem != "gallery"]  # `make docs` runs it
 TUTORIAL = DOCS / "tutorial"
 
 
@@ -112,7 +113,7 @@ def test_howto_is_short_and_its_code_is_python(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CHECKED, ids=lambda path: path.stem)
 @pytest.mark.usefixtures("usual_promotion", "full_effort")
 def test_page_prints_what_it_says(path, pages, tmp_path, monkeypatch):
     if jax.default_backend() != "cpu" or jax.__version__ != pages.VERSION:
@@ -126,7 +127,7 @@ def test_page_prints_what_it_says(path, pages, tmp_path, monkeypatch):
 
 def test_how_long_it_took_may_differ(pages):
     said = "compiled    2 programs in 8.22 s: 15.5 GiB; planned in 14.64 s"
-    ran = "compiled    2 programs in 1.05 s: 15.5 GiB; planned in 2.10 s"
+    ran = "compiled    2 programs in 10.05 s: 15.5 GiB; planned in\n            21.10 s"
     assert pages.differences(said, ran, 0.01) == []
     assert pages.differences(said, ran.replace("15.5", "15.9"), 0.01) != []
 

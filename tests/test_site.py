@@ -173,8 +173,25 @@ def test_first_notebook_runs_and_prints_its_outputs(pages, capsys):
     assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
 
 
+def test_links_lead_to_the_same_place_in_the_site():
+    pytest.importorskip("mkdocs", reason="the group docs is not installed")
+    moved = module("site_hooks", DOCS / "site" / "hooks.py").rewritten
+    home = ("README.md", "docs/README.md")
+    page = ("docs/howto/a.md", "docs/howto/a.md")
+    for text, origin, place, there in (
+        ("[a](docs/trust.md#b)", *home, "[a](trust.md#b)"),
+        ("[a](CHANGELOG.md) [b](LICENSE)", *home, "[a](changelog.md) [b](LICENSE.txt)"),
+        ("[a](docs/README.md)", *home, "[a](README.md)"),
+        ("[a](../../README.md)", *page, "[a](../README.md)"),
+        ("[a](../guide.md#c)", *page, "[a](../guide.md#c)"),
+        ("[a](#c) [b](https://x.org/y.md)", *page, "[a](#c) [b](https://x.org/y.md)"),
+        ("[a](docs/b.md)", "CONTRIBUTING.md", "docs/contributing.md", "[a](b.md)"),
+    ):
+        assert moved(text, origin, place) == there
+
+
 def test_docstring_examples_get_a_fence_and_fenced_ones_stay():
-    pytest.importorskip("griffe")
+    pytest.importorskip("griffe", reason="the group docs is not installed")
     fenced = module("site_docstrings", DOCS / "site" / "docstrings.py").fenced
     text = "Adds.\n\n>>> 1 + 1\n2\n>>> 2 + 2\n4\n\nEnd."
     expected = "Adds.\n\n```pycon\n>>> 1 + 1\n2\n>>> 2 + 2\n4\n```\n\nEnd."

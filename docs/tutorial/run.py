@@ -36,7 +36,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 _FIGURE = re.compile(r"(\d+\.\d+)")
 # The end of a plan: how long it took is another figure every time, and so may lines be.
 _TOOK = re.compile(
-    r"(compiled +\d+ programs? in) [\d.]+ s(.*?planned\s+in)\s+[\d.]+ s", re.DOTALL
+    r"(compiled +\d+ programs? in) [\d.]+ m?s(.*?planned\s+in)\s+[\d.]+ m?s", re.DOTALL
 )
 
 

@@ -75,6 +75,7 @@ def usual_promotion():
 
 _LONGEST = (
     "test_tutorial.py",
+    "test_site.py",
     "test_integration_examples.py",
     "test_optimizers.py",
     "test_random_programs.py",

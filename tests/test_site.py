@@ -129,9 +129,7 @@ def test_page_prints_what_it_says(path, pages, tmp_path, monkeypatch):
 
 def test_how_long_it_took_may_differ(pages):
     said = "compiled    2 programs in 8.22 s: 15.5 GiB; planned in 14.64 s"
-    ran = (
-        "compiled    2 programs in 910.5 ms: 15.5 GiB; planned in\n    21.10 s"
-    )
+    ran = "compiled    2 programs in 910.5 ms: 15.5 GiB; planned in\n    21.10 s"
     assert pages.differences(said, ran, 0.01) == []
     assert pages.differences(said, ran.replace("15.5", "15.9"), 0.01) != []
 

@@ -47,8 +47,8 @@ format: $(VENV)/.ready-lint
 types: $(VENV)/.ready-types
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
-# The site is in build/site. What is on the way to a browser stays here: no fonts, no
-# scripts from elsewhere. A broken link, anchor or entry of the navigation is an error.
+# The site goes to build/site. It loads no font and no script from elsewhere. A broken link,
+# anchor or entry of the navigation is an error.
 docs: $(VENV)/.ready-docs build/gallery/.made
 	@$(BIN)/mkdocs build --quiet
 	@echo "build/site is built: $(BIN)/python -m http.server --directory build/site"
@@ -59,9 +59,8 @@ build/gallery/.made: docs/howto/gallery.md docs/howto/steps.py docs/tutorial/run
   | $(VENV)/.ready-docs
 	@echo "Planning and inspecting what the gallery shows ..." >&2
 	@rm -rf $(@D) && mkdir -p $(@D)
-	@here=$$(pwd) && cd $(@D) && case "$(BIN)" in /*) bin="$(BIN)";; \
-	  *) bin="$$here/$(BIN)";; esac && "$$bin/python" \
-	  "$$here/docs/tutorial/run.py" --build "$$here/docs/howto/gallery.md"
+	@cd $(@D) && JAX_PLATFORMS=cpu $(abspath $(BIN))/python \
+	  $(abspath docs/tutorial/run.py) --build $(abspath docs/howto/gallery.md)
 	@touch $@
 
 clean:

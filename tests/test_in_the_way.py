@@ -155,7 +155,7 @@ def test_the_page_has_the_arrays_and_no_empty_promises():
     (section,) = [p for p in page.split("<section>") if "<h2>In the way</h2>" in p]
     for text in ("params[&#x27;embed&#x27;]", "16.0 GiB", "model.py:19", WORDS):
         assert text in section
-    assert "DOES NOT FIT" in page
+    assert "Does NOT fit: it needs " in page
     assert "No hazards found" not in page
     assert "No copies between" not in page
     assert "<h2>The step</h2>" not in page

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import gzip
+import html
 import json
 import pathlib
 import re
@@ -19,7 +20,8 @@ from stowax._inspect._inspect import Inspection, load_inspection
 from stowax._records._audit import AuditRecord, Finding
 from stowax._records._memory import MEMORY_ROLES
 from stowax.report import inspection_page
-from stowax.report._page_data import RESERVED, STYLES, bands_of, filled, page_data
+from stowax.report._looks import STYLES
+from stowax.report._page_data import RESERVED, bands_of, filled, page_data
 
 MIB = 2**20
 
@@ -77,7 +79,7 @@ def test_the_page_has_every_copy_hazard_and_decision():
     assert ("this plan", "this plan, compiled") in points
     assert ("keep all", "hand-written policies, predicted") in points
     assert ("plan 1", "other trials, compiled") in points
-    assert "64.0 GiB: fits" in page  # the budget
+    assert "Fits the budget: 60.0 of 64.0 GiB (94%)" in page
 
 
 def test_figures_sort_by_what_they_are():
@@ -93,9 +95,9 @@ def test_names_from_the_program_are_text():
     assert "<img" not in page
     data = data_of(page)
     assert NASTY in data["names"]  # whole, where only the script reads it
-    assert rows_of(page, "peak-device")[0][3].endswith("&lt;b&gt;")
+    assert f'title="jit(step)/layers/{html.escape(NASTY)}"' in page
     # The scripts are those that we wrote, and end where we end them.
-    assert page.count("<script>") == page.count("</script>") == 4
+    assert page.count("<script>") == page.count("</script>") == 6
 
 
 def test_the_page_asks_nobody_for_anything():
@@ -117,7 +119,10 @@ def test_a_hundred_thousand_places_are_a_page_of_under_five_megabytes():
 def test_an_inspection_without_a_drawing_is_still_a_page():
     page = inspection_page(INSPECTION)
     assert call_of(page)["step"] is None
-    assert "<dd>60.0 GiB</dd>" in page  # 30 of arguments, 30 temporary
+    assert "It needs 60.0 GiB; what a device has is not known" in page
+    assert rows_of(page, "totals")[0] == [
+        *("device", "30.0 GiB", "29.0 GiB", "29.0 GiB", "30.0 GiB", "60.0 GiB")
+    ]
     assert len(rows_of(page, "transfers")) == 3
     assert 'id="drawing"' not in page
 
@@ -140,7 +145,8 @@ def test_the_command_draws_what_was_saved(tmp_path, monkeypatch):
     result = CliRunner().invoke(main, words)
     assert (result.exit_code, result.stderr) == (0, "saved report.html\n")
     assert result.stdout.startswith("jit_train_step on v5p-8")
-    assert "64.0 GiB: fits" in pathlib.Path("report.html").read_text(encoding="utf-8")
+    page = pathlib.Path("report.html").read_text(encoding="utf-8")
+    assert "Fits the budget: 60.0 of 64.0 GiB" in page
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from ._intent import intent_of_compiled, intent_of_lowered
 from ._ledger import copies_of, priced, serving
 from ._memory_curve import read_memory
 from ._peak_of import peak_of
+from ._products import nominal_seconds, products_of
 from ._refused import refused_inspection
 
 
@@ -254,6 +255,7 @@ def inspect_program(
         make_context(program, timeline, machine.link, used, place, intent or Intent())
     )
     unread = (Omission(what="the program", reason=line) for line in program.unread)
+    products = products_of(program)
     return Inspection(
         target=machine.name,
         program=program.name,
@@ -261,12 +263,8 @@ def inspect_program(
         transfers=priced(program.transfers, timeline, machine.link),
         hazards=hazards,
         timeline=timeline,
-        flops=sum(
-            item.flops * computation.executions
-            for computation in program.computations.values()
-            for item in computation.instructions
-            if not item.execution_thread
-        ),
+        flops=sum(products.values()),
+        nominal_seconds=nominal_seconds(products, machine.chip),
         omissions=(*unread, *not_looked_for),
         capacity_bytes=machine.device_bytes,
     )

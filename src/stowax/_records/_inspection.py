@@ -80,9 +80,11 @@ class Inspection:
 
     `transfers` are all copies between device and host, `hazards` what a user should
     know, worst first. `timeline` is simulated from the compiled schedule. `flops`
-    counts the device's matrix products per step. `target` is the target's name.
-    `omissions` says what this inspection says nothing about: hazards that could not be
-    looked for, parts of the program that could not be read.
+    counts the operations of the device's matrix products per step, those of recomputed
+    values too, and `nominal_seconds` is how long these take at the rates that the chip
+    is sold with, for the types that they read (0: not known). `target` is the target's
+    name. `omissions` says what this inspection says nothing about: hazards that could
+    not be looked for, parts of the program that could not be read.
     `memory_timeline` is what lies in memory over the step, `None` where the compiler
     did not tell (then `omissions` says so).
     `copies` sets what a plan offloads beside what the program moves of it: of a planned
@@ -106,6 +108,7 @@ class Inspection:
     capacity_bytes: int = 0
     refusal: str = ""
     peak: MemoryPeak | None = None
+    nominal_seconds: float = 0.0
 
     @property
     def fits(self) -> bool | None:

@@ -1,19 +1,17 @@
 """Memory over a step, for a terminal: a curve in characters, and what peaks."""
 
-import collections
 from collections.abc import Iterator, Mapping, Sequence
 
 from .._records._memory import (
     MEMORY_ROLES,
-    Block,
     Loop,
     MemoryCurve,
     MemoryTimeline,
     Moment,
 )
-from .._scopes import scopes_of
 from .._units import format_bytes, format_seconds
-from ._layout import Align, cut, facts, lines_of, or_dash, short_source, table
+from ._largest import largest
+from ._layout import Align, cut, facts, lines_of, or_dash, table
 from ._memory_bands import RESERVED, filled
 
 _HEIGHT = 9
@@ -131,32 +129,20 @@ def _roles(curve: MemoryCurve) -> Iterator[tuple[str, str]]:
 
 
 def _largest(curve: MemoryCurve, width: int) -> list[str]:
-    """The largest blocks; those of layers that differ in nothing share a row."""
-    alike = collections.Counter(
-        (block.bytes, block.padding, block.role, _what(block))
-        for block in curve.top(len(curve.blocks))
-    )
-    shown = sorted(alike.items(), key=lambda row: -row[0][0] * row[1])[:_MOST_BLOCKS]
-    padded = any(padding for (_, padding, _, _), _ in shown)
+    """The largest places, with their bytes together."""
+    shown = largest(curve)[:_MOST_BLOCKS]
+    padded = any(row.padding for row in shown)
     room = max(16, width - (46 if padded else 37))
     rows = [
         (
-            format_bytes(size * count),
-            or_dash(format_bytes, padding * count),
-            role,
-            cut(f"{count} × " * (count > 1) + what, room),
+            format_bytes(row.bytes),
+            or_dash(format_bytes, row.padding),
+            row.first.role,
+            cut(row.text(), room),
         )
-        for (size, padding, role, what), count in shown
+        for row in shown
     ]
     headers = ("largest", "padding", "role", "what")
     sides: Sequence[Align] = ("right", "right", "left", "left")
     without = () if padded else ("padding",)
     return lines_of(table(headers, rows, sides, without=without), width)
-
-
-def _what(block: Block) -> str:
-    # An argument's name is a path; of an operation the last part says what it is.
-    named = block.framework_name
-    name = "/".join(scopes_of(named)[-2:]) if ")/" in named else named
-    parts = (short_source(block.source), name or block.name, block.shape)
-    return "  ".join(part for part in parts if part)

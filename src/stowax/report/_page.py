@@ -10,17 +10,11 @@ from .._records._audit import AuditRecord
 from .._records._inspection import Inspection
 from .._records._plan import PlanRecord
 from .._units import format_bytes, format_seconds
-from ._inspection_text import fits_text
-from ._layout import count_of
 from ._page_audit import audit_table
+from ._page_budget import budget_figure, budget_ranges
 from ._page_data import curves_of, page_data, size_unit, step_end, time_unit
-from ._page_figures import (
-    budget_figure,
-    budget_of,
-    budget_ranges,
-    library_script,
-    step_figures,
-)
+from ._page_figures import library_script, step_figures
+from ._page_head import head_html, legend_html
 from ._page_html import (
     asset,
     document,
@@ -35,9 +29,9 @@ from ._page_tables import (
     copies_table,
     decisions_table,
     hazards_table,
-    legend_table,
     peak_table,
     points_table,
+    totals_table,
     transfers_table,
     unpriced_table,
 )
@@ -72,9 +66,9 @@ def inspection_page(
         }
     )
     parts = [
-        _head(inspection, plan),
+        head_html(inspection, plan),
+        _step(inspection) if step else "",
         peak_section(inspection),
-        section("The step", _step(inspection) if step else ""),
         section("Hazards", _hazards(inspection)),
         section("The loop around the step", audit_table(audit)) if audit else "",
         section("Copies between device and host", _copies(inspection))
@@ -86,6 +80,8 @@ def inspection_page(
     ]
     scripts = [
         library_script(),
+        asset("moments.js"),
+        asset("bands.js"),
         asset("step.js"),
         asset("page.js"),
         f"start({call});",
@@ -94,57 +90,21 @@ def inspection_page(
     return document(title, "\n".join(part for part in parts if part), scripts)
 
 
-def _head(inspection: Inspection, plan: PlanRecord | None) -> str:
-    hazards = count_of(len(inspection.hazards), "hazard")
-    line = f"What the compiled step does on one device, {hazards}."
-    if inspection.refusal:
-        line = "What the step would need of one device, predicted: nothing compiled."
-    return (
-        f"<h1>{escaped(inspection.program)} on {escaped(inspection.target)}</h1>"
-        f'<p class="soft">{escaped(line)}</p>{facts_html(_facts(inspection, plan))}'
-    )
-
-
-def _facts(inspection: Inspection, plan: PlanRecord | None) -> list[tuple[str, str]]:
-    timeline, memory = inspection.timeline, inspection.memory
-    curve = inspection.memory_timeline
-    pairs = []
-    if curve is not None:
-        peak = f"{format_bytes(curve.device.peak_bytes)}"
-        at = format_seconds(curve.device.peak_seconds)
-        pairs.append(("peak of device memory", f"{peak} at {at}"))
-    if verdict := fits_text(inspection):
-        pairs.append(("a device", verdict))
-    if inspection.refusal:
-        return pairs
-    pairs.append(("device memory, XLA's total", format_bytes(memory.device.total)))
-    if memory.host.total:
-        pairs.append(("host memory, XLA's total", format_bytes(memory.host.total)))
-    if plan is not None:
-        budget = budget_of(plan, "device")
-        assert budget is not None
-        verdict = "fits" if memory.device.total <= budget else "DOES NOT FIT"
-        pairs.append(("budget", f"{format_bytes(budget)}: {verdict}"))
-    pairs.append((f"step, {timeline.origin}", format_seconds(timeline.step_seconds)))
+def _times(inspection: Inspection) -> str:
+    """Where the time of the step goes, and how long each link is busy."""
+    timeline = inspection.timeline
     step = timeline.step_seconds
-    pairs += [
-        (name, _share(seconds, step))
+    pairs = [
+        (name, f"{format_seconds(seconds)}, {seconds / step:.1%}")
         for name, seconds in parts_of(timeline)
-        if seconds or name in ("computing", "waiting for the host")
+        if seconds and step
     ]
     pairs += [
         (f"{name}, busy", format_seconds(seconds))
         for name, seconds in busy_in(timeline)
         if seconds
     ]
-    if inspection.flops:
-        pairs.append(("matrix products", f"{inspection.flops / 1e12:.4g} TFLOP"))
-    return pairs
-
-
-def _share(seconds: float, step: float) -> str:
-    part = f", {seconds / step:.1%}" if step else ""
-    return f"{format_seconds(seconds)}{part}"
+    return facts_html(pairs)
 
 
 _KEYS = (
@@ -163,46 +123,37 @@ _BUTTONS = (
 
 
 def _step(inspection: Inspection) -> str:
-    kinds = curves_of(inspection)
+    memory, kinds = inspection.memory_timeline, curves_of(inspection)
     buttons = "".join(
         f'<button type="button" data-do="{what}">{name}</button>'
         for what, name in _BUTTONS
         if kinds or what != "peak"
     )
+    legend = ""
+    if memory is not None and kinds:
+        legend = legend_html(getattr(memory, kinds[0]), memory.loops)
     return (
-        f'<div class="buttons">{buttons}</div>'
+        '<section><div class="line"><h2>The step</h2>'
+        f'<div class="buttons">{buttons}</div></div>{legend}'
         '<div id="step" tabindex="0" role="slider" aria-valuemin="0" '
         'aria-valuemax="1000" aria-valuenow="0" aria-label="Place in the step">'
         '<div id="drawing"></div><div id="cursor"></div><div id="tip"></div></div>'
         '<p id="reading" role="status" aria-live="polite"></p>'
         f'<p class="soft">{_KEYS} Blue: the device or a link is busy. Red with '
         "crosses: the device waits. Where something is too short to be drawn, the "
-        f"height of a bar is its share of the time.</p>{_beside(inspection)}"
+        f"height of a bar is its share of the time.</p>{_times(inspection)}"
+        f"{_HERE if legend else ''}</section>"
     )
 
 
 _HERE = (
-    ("bytes", "number"),
-    ("role", "text"),
-    ("name", "long"),
-    ("shape", "text"),
-    ("where", "text"),
+    '<div class="scroll" tabindex="0" role="region" aria-label="Largest places here">'
+    '<table id="here"><caption>Largest places at the dashed line</caption><thead><tr>'
+    '<th class="number">bytes</th><th class="number">number</th><th>role</th>'
+    '<th class="long">name</th><th>shape</th><th>where</th></tr></thead><tbody></tbody>'
+    "</table></div>"
 )
-
-
-def _beside(inspection: Inspection) -> str:
-    """The legend, and the largest places where the reader is: filled by the script."""
-    memory, kinds = inspection.memory_timeline, curves_of(inspection)
-    if memory is None or not kinds:
-        return ""
-    heads = "".join(f'<th class="{kind}">{name}</th>' for name, kind in _HERE)
-    return (
-        f'<div class="two">{legend_table(getattr(memory, kinds[0]), memory.loops)}'
-        '<div class="scroll" tabindex="0" role="region" '
-        'aria-label="Largest places here"><table id="here">'
-        "<caption>Largest places at the dashed line</caption>"
-        f"<thead><tr>{heads}</tr></thead><tbody></tbody></table></div></div>"
-    )
+"""The largest places where the reader is: filled by the script."""
 
 
 def _hazards(inspection: Inspection) -> str:
@@ -258,4 +209,4 @@ def _places(inspection: Inspection) -> list[str]:
 def _small_print(inspection: Inspection) -> str:
     items = "".join(f"<li>{escaped(a)}</li>" for a in inspection.timeline.assumptions)
     listed = f"<ul>{items}</ul>" if items else ""
-    return listed + unpriced_table(inspection)
+    return totals_table(inspection) + listed + unpriced_table(inspection)

@@ -12,25 +12,10 @@ from typing import Any
 from .._records._inspection import Inspection
 from .._records._memory import MEMORY_ROLES, Loop, MemoryCurve, MemoryRole, Moment
 from .._records._timeline import LANES, Interval
+from ._largest import short_name
 from ._layout import short_source
+from ._looks import STYLES, ink_on
 from ._memory_bands import RESERVED, filled
-
-# The colours of Okabe and Ito, that people with colour-blindness tell apart, and a
-# pattern of Bokeh's each: no two roles share both, and neighbours share neither.
-STYLES: dict[MemoryRole | str, tuple[str, str]] = {
-    "parameter": ("#0072B2", " "),
-    "optimizer state": ("#56B4E9", "/"),
-    "batch": ("#999999", "."),
-    "argument": ("#0072B2", "-"),
-    "output": ("#999999", "x"),
-    "kept activation": ("#E69F00", " "),
-    RESERVED: ("#F6E3B4", "x"),
-    "offloaded": ("#CC79A7", " "),
-    "offload in flight": ("#CC79A7", "\\"),
-    "recomputed": ("#F0E442", "|"),
-    "gradient": ("#009E73", "-"),
-    "workspace": ("#D9D9D9", "."),
-}
 
 _UNITS_OF_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _UNITS_OF_SIZE = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -76,6 +61,7 @@ def page_data(inspection: Inspection) -> dict[str, Any]:
     data: dict[str, Any] = {
         "end": step_end(inspection),
         "roles": list(MEMORY_ROLES),
+        "looks": {band: (look[0], ink_on(look[0])) for band, look in STYLES.items()},
         "curves": {},
         "loops": [],
         "lanes": [
@@ -141,7 +127,7 @@ def _curve(curve: MemoryCurve, loops: Sequence[Loop], names: _Names) -> dict[str
     moments, blocks = curve.moments, curve.blocks
     return {
         "peak": curve.peak_bytes,
-        "peakSeconds": curve.peak_seconds,
+        "peakSeconds": _short(curve.peak_seconds),
         "bands": bands,
         "seconds": [_short(m.seconds) for m in moments],
         "position": [m.position for m in moments],
@@ -157,6 +143,7 @@ def _curve(curve: MemoryCurve, loops: Sequence[Loop], names: _Names) -> dict[str
             "first": [b.first for b in blocks],
             "last": [b.last for b in blocks],
             "name": [names(b.name) for b in blocks],
+            "short": [names(short_name(b)) for b in blocks],
             "shape": [names(b.shape) for b in blocks],
             "framework": [names(b.framework_name) for b in blocks],
             "source": [names(b.source) for b in blocks],

@@ -12,8 +12,8 @@ from .._errors import MissingExtraError
 from .._records._inspection import Inspection
 from .._records._plan import PlanRecord
 from .._units import format_bytes
+from ._looks import STYLES
 from ._page_data import (
-    STYLES,
     bands_of,
     curves_of,
     lanes_of,
@@ -31,7 +31,7 @@ _LANE_TITLES = {
     "host": "on the host",
 }
 _HIGHEST = 2.0  # a budget so many times over the peak is said, not drawn
-_LEFT = 90  # pixels beside all plots alike, so that they stand under each other
+LEFT = 78  # pixels beside all plots alike, so that they stand under each other
 
 
 def bokeh() -> Any:
@@ -76,14 +76,14 @@ def step_figures(inspection: Inspection, plan: PlanRecord | None) -> Any:
     end = step_end(inspection) / time_unit(step_end(inspection))[0]
     axis = library.models.Range1d(0, end, bounds=(0, end), name="step")
     figures = [_memory_figure(inspection, plan, kind, axis) for kind in kinds]
-    if lanes:
-        figures.append(_lanes_figure(inspection, lanes, axis))
-    figures[
-        -1
-    ].xaxis.axis_label = (
-        f"{inspection.timeline.origin} time in {time_unit(step_end(inspection))[1]}"
-    )
-    figures[-1].height += 40
+    if lanes:  # below the device's memory, which what runs explains
+        figures.insert(1, _lanes_figure(inspection, lanes, axis))
+    for drawn in figures[:-1]:
+        drawn.xaxis.visible = False
+    last = figures[-1]
+    unit_name = time_unit(step_end(inspection))[1]
+    last.xaxis.axis_label = f"{inspection.timeline.origin} time in {unit_name}"
+    last.height += 44
     layout = library.layouts.column(*figures, sizing_mode="stretch_width", spacing=0)
     return library.embed.json_item(layout)
 
@@ -115,7 +115,7 @@ def _figure_in_time(name: str, height: int, axis: Any) -> Any:
         height,
         zooms_in_time(),
         x_range=axis,
-        min_border_left=_LEFT,
+        min_border_left=LEFT,
         min_border_right=24,
         min_border_top=6,
         lod_threshold=None,
@@ -143,12 +143,13 @@ def _memory_figure(
     curve = getattr(memory, kind)
     unit, unit_name = size_unit(curve.peak_bytes)
     peak = curve.peak_bytes / unit
-    budget = budget_of(plan, kind)
-    shown = budget is not None and budget <= _HIGHEST * curve.peak_bytes
-    top = max(peak, budget / unit) if budget is not None and shown else peak
-    drawn = _figure_in_time(f"memory-{kind}", 320 if kind == "device" else 170, axis)
-    drawn.y_range = models.Range1d(0, top * 1.12)
-    drawn.yaxis.axis_label = f"{kind} memory, {unit_name}"
+    rooms = _rooms(inspection, plan, kind, curve.peak_bytes)
+    top = max(peak, *(room / unit for _, room, _ in rooms)) if rooms else peak
+    drawn = _figure_in_time(f"memory-{kind}", 270 if kind == "device" else 90, axis)
+    drawn.y_range = models.Range1d(0, top * 1.14)
+    drawn.yaxis.axis_label = f"{kind}, {unit_name}"
+    if kind == "host":
+        drawn.yaxis.ticker.desired_num_ticks = 3
     bands = bands_of(curve)
     columns = {"x": [], **{f"c{k}": [] for k in range(len(bands) + 1)}}
     source = models.ColumnDataSource(columns, name=f"memory-{kind}-source")
@@ -166,24 +167,97 @@ def _memory_figure(
             hatch_scale=8,
             hatch_weight=0.7,
         )
+    _band_names(drawn, kind)
     at = curve.peak_seconds / time_unit(step_end(inspection))[0]
-    drawn.scatter([at], [peak], marker="inverted_triangle", size=11, name="peak")
     right = at > axis.end / 2
+    for title, room, dash in rooms:
+        _room_line(drawn, room / unit, title, dash, right=not right)
+    drawn.scatter([at], [peak], marker="inverted_triangle", size=11, name="peak")
+    _peak_label(drawn, at, peak, format_bytes(curve.peak_bytes), right=right)
+    return drawn
+
+
+def _rooms(
+    inspection: Inspection, plan: PlanRecord | None, kind: str, peak: int
+) -> list[tuple[str, int, str]]:
+    """The lines that the memory has to stay below: title, bytes, dash.
+
+    One that is far above the peak would press the bands flat: the verdict has it.
+    """
+    rooms = []
+    if (budget := budget_of(plan, kind)) is not None:
+        rooms.append((f"budget {format_bytes(budget)}", budget, "dashed"))
+    if kind == "device" and (has := inspection.capacity_bytes):
+        rooms.append((f"a device has {format_bytes(has)}", has, "solid"))
+    return [room for room in rooms if room[1] <= _HIGHEST * peak]
+
+
+def _band_names(drawn: Any, kind: str) -> None:
+    """Names inside of the bands; the script finds where there is room (`bands.js`)."""
+    columns = {"x": [], "y": [], "text": [], "ink": [], "ground": []}
+    source = bokeh().models.ColumnDataSource(columns, name=f"memory-{kind}-names")
+    drawn.text(
+        x="x",
+        y="y",
+        text="text",
+        source=source,
+        text_color="ink",
+        background_fill_color="ground",
+        text_align="center",
+        text_baseline="middle",
+        text_font_size="12px",
+        padding=2,
+        name="band-names",
+    )
+
+
+def _peak_label(drawn: Any, at: float, peak: float, size: str, *, right: bool) -> None:
+    """The peak's figure beside its sign, below the lines that may lie on it."""
     drawn.add_layout(
-        models.Label(
+        bokeh().models.Label(
             x=at,
             y=peak,
             x_offset=-10 if right else 10,
-            y_offset=2,
-            text=f"peak {format_bytes(curve.peak_bytes)}",
+            y_offset=-4,
+            text=f"peak {size}",
             text_align="right" if right else "left",
+            text_baseline="top",
             text_font_size="13px",
             text_font_style="bold",
+            background_fill_alpha=0.85,
+            padding=2,
+            name="label",
         )
     )
-    if budget is not None and shown:
-        _budget_line(drawn, budget / unit, f"budget {format_bytes(budget)}", "width")
-    return drawn
+
+
+def _room_line(drawn: Any, where: float, text: str, dash: str, *, right: bool) -> None:
+    """A line across the drawing with its name above it, away from the peak."""
+    models = bokeh().models
+    drawn.add_layout(
+        models.Span(
+            location=where,
+            dimension="width",
+            line_color=WAITS,
+            line_dash=dash,
+            line_width=2,
+            name="budget",
+        )
+    )
+    axis = drawn.x_range
+    drawn.add_layout(
+        models.Label(
+            text=text,
+            text_font_size="13px",
+            text_align="right" if right else "left",
+            x=axis.end if right else axis.start,
+            x_offset=-8 if right else 8,
+            y=where,
+            y_offset=2,
+            background_fill_alpha=0.85,
+            name="label",
+        )
+    )
 
 
 def budget_of(plan: PlanRecord | None, kind: str) -> int | None:
@@ -193,29 +267,11 @@ def budget_of(plan: PlanRecord | None, kind: str) -> int | None:
     return plan.budget_bytes if kind == "device" else plan.proof.host_budget_bytes
 
 
-def _budget_line(drawn: Any, where: float, text: str, dimension: str) -> None:
-    models = bokeh().models
-    drawn.add_layout(
-        models.Span(
-            location=where,
-            dimension=dimension,
-            line_color=WAITS,
-            line_dash="dashed",
-            line_width=2,
-            name="budget",
-        )
-    )
-    place = {"x": 8, "x_units": "screen", "y": where, "y_offset": 3}
-    if dimension == "height":
-        place = {"x": where, "x_offset": 4, "y": 4, "y_units": "screen"}
-    drawn.add_layout(models.Label(text=text, text_font_size="13px", **place))
-
-
 def _lanes_figure(inspection: Inspection, lanes: Sequence[str], axis: Any) -> Any:
     models = bokeh().models
     loops = bool(inspection.memory_timeline and inspection.memory_timeline.loops)
     titles = [*(["loops"] if loops else []), *(_LANE_TITLES[lane] for lane in lanes)]
-    drawn = _figure_in_time("lanes", 20 + 36 * len(titles), axis)
+    drawn = _figure_in_time("lanes", 10 + 26 * len(titles), axis)
     drawn.y_range = models.Range1d(-len(titles) + 0.5, 0.5)
     rows = [-k for k in range(len(titles))]
     drawn.yaxis.ticker = models.FixedTicker(ticks=rows)
@@ -249,118 +305,3 @@ def _lanes_figure(inspection: Inspection, lanes: Sequence[str], axis: Any) -> An
                 name="loop-titles",
             )
     return drawn
-
-
-def budget_figure(plan: PlanRecord) -> Any:
-    """Known points of step time over memory, as JSON: policies, trials, this plan."""
-    library = bokeh()
-    models = library.models
-    (unit, unit_name), (rate, rate_name) = _budget_units(plan)
-    drawn = figure("budget-figure", 400, [models.BoxZoomTool()], min_border_left=_LEFT)
-    drawn.xaxis.axis_label = f"device memory in {unit_name}"
-    drawn.yaxis.axis_label = f"step time in {rate_name}"
-    for title, marker, colour, points in budget_points(plan):
-        if not points:
-            continue
-        source = models.ColumnDataSource(
-            {
-                "x": [point[1] / unit for point in points],
-                "y": [point[2] / rate for point in points],
-                "name": [point[0] for point in points],
-            }
-        )
-        drawn.scatter(
-            "x",
-            "y",
-            source=source,
-            marker=marker,
-            size=16 if marker == "star" else 12,
-            fill_color=colour,
-            line_color="#000000",
-            legend_label=title,
-        )
-        mine = title in (_PREDICTED, _COMPILED)
-        drawn.text(
-            x="x",
-            y="y",
-            text="name",
-            source=source,
-            x_offset=-9 if mine else 9,
-            y_offset=4,
-            text_align="right" if mine else "left",
-            text_font_size="12px",
-            text_font_style="bold" if mine else "normal",
-        )
-    text = f"budget {format_bytes(plan.budget_bytes)}"
-    _budget_line(drawn, plan.budget_bytes / unit, text, "height")
-    x_low, x_high, y_low, y_high = budget_ranges(plan)["near"]
-    drawn.x_range = models.Range1d(x_low, x_high, name="budget-x")
-    drawn.y_range = models.Range1d(y_low, y_high, name="budget-y")
-    legend_below(drawn)
-    return library.embed.json_item(drawn)
-
-
-def _budget_units(plan: PlanRecord) -> tuple[tuple[int, str], tuple[float, str]]:
-    return size_unit(plan.budget_bytes), time_unit(
-        max(plan.step_seconds, plan.search.model_seconds, 1e-6)
-    )
-
-
-def budget_ranges(plan: PlanRecord) -> dict[str, list[float]]:
-    """The ends of both axes, for all points and for those near the budget.
-
-    A policy that keeps everything needs many times the budget: beside it all others
-    would lie on one another.
-    """
-    (unit, _), (rate, _) = _budget_units(plan)
-    points = [point for _, _, _, some in budget_points(plan) for point in some]
-    seconds = max(plan.search.model_seconds, plan.step_seconds)
-    near = [
-        point
-        for point in points
-        if point[1] <= 1.5 * plan.budget_bytes and point[2] <= 1.5 * seconds
-    ]
-    ranges = {}
-    for name, chosen in (("near", near or points), ("all", points)):
-        sizes = [point[1] / unit for point in chosen] + [plan.budget_bytes / unit]
-        times = [point[2] / rate for point in chosen] or [0.0, 1.0]
-        ranges[name] = [*_with_room(sizes, 0.25), *_with_room(times, 0.15)]
-    return ranges
-
-
-def _with_room(values: Sequence[float], share: float) -> list[float]:
-    low, high = min(values), max(values)
-    room = share * (high - low) or 0.05 * high
-    return [max(0.0, low - room), high + room]
-
-
-Point = tuple[str, int, float]
-_PREDICTED, _COMPILED = "this plan, predicted", "this plan, compiled"
-
-
-def budget_points(
-    plan: PlanRecord,
-) -> list[tuple[str, str, str, list[Point]]]:
-    """What is known of time over memory: title, marker, colour, points."""
-    policies: list[Point] = [
-        (b.name, b.device_bytes, b.seconds) for b in plan.baselines if b.seconds
-    ]
-    trials: list[Point] = [
-        (t.what, t.compiled_bytes, t.step_seconds)
-        for t in plan.search.trials
-        if t.step_seconds and t.compiled_bytes != plan.device_bytes
-    ]
-    predicted: list[Point] = []
-    if plan.search.model_seconds:
-        predicted.append(
-            ("predicted", plan.predicted_device_bytes, plan.search.model_seconds)
-        )
-    compiled: list[Point] = []
-    if plan.step_seconds:
-        compiled.append(("this plan", plan.device_bytes, plan.step_seconds))
-    return [
-        ("hand-written policies, predicted", "circle", "#56B4E9", policies),
-        (_PREDICTED, "triangle", "#009E73", predicted),
-        ("other trials, compiled", "square", "#E69F00", trials),
-        (_COMPILED, "star", "#D55E00", compiled),
-    ]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from ._layout import short_source
+from ._looks import swatch
 
 MOST_ROWS = 1000
 """Rows of a table: more are no table that a person reads. What is left out is said."""
@@ -23,9 +24,11 @@ _LONGEST = 60  # characters of a path of scopes
 Cell = tuple[Any, str]
 """What a column is sorted by, and the text that is shown."""
 
-Columns = Sequence[tuple[str, Literal["text", "long", "number"], Callable[[Any], Cell]]]
+Columns = Sequence[
+    tuple[str, Literal["text", "long", "number", "role"], Callable[[Any], Cell]]
+]
 """Of each column of a table its head, what it holds, and the cell of a record; long
-texts break anywhere."""
+texts break anywhere, a role has its colour beside it."""
 
 # The browser itself refuses every request, whatever a library may try.
 _POLICY = (
@@ -100,7 +103,7 @@ def sortable(
 def _row(record: Any, columns: Columns) -> str:
     cells = "".join(
         f'<td class="{kind}" data-sort="{escaped(key)}"{_whole(key, text)}>'
-        f"{escaped(text)}</td>"
+        f"{swatch(text) if kind == 'role' else ''}{escaped(text)}</td>"
         for _, kind, cell in columns
         for key, text in [cell(record)]
     )
@@ -109,7 +112,7 @@ def _row(record: Any, columns: Columns) -> str:
 
 def _whole(key: Any, text: str) -> str:
     """What was cut, for the pointer to show."""
-    cut = isinstance(key, str) and key != text and key.endswith(text.lstrip("…"))
+    cut = isinstance(key, str) and key != text
     return f' title="{escaped(key)}"' if cut else ""
 
 

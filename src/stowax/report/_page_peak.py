@@ -29,7 +29,7 @@ def _arrays(peak: MemoryPeak) -> str:
     columns: Columns = (
         ("bytes", "number", lambda a: bytes_cell(a.bytes)),
         ("padding", "number", lambda a: bytes_cell(a.padding)),
-        ("role", "text", lambda a: text_cell(a.role)),
+        ("role", "role", lambda a: text_cell(a.role)),
         ("number", "number", lambda a: number_cell(a.count)),
         ("shape", "text", lambda a: text_cell(a.shape)),
         ("where", "long", lambda a: source_cell(a.source)),

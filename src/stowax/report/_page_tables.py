@@ -3,21 +3,22 @@
 Records in, HTML out. Figures sort by what they are, not by how they are written.
 """
 
-import itertools
 from collections.abc import Sequence
 
 from .._records._inspection import Hazard, Inspection
-from .._records._memory import Loop, MemoryCurve
-from .._records._plan import PlanRecord
+from .._records._memory import MemoryCurve
+from .._records._plan import DecisionRecord, PlanRecord
 from .._records._program import CopyCheck, Transfer
 from .._units import format_bytes, format_seconds
 from ._decisions_text import stack_titles
+from ._largest import largest
 from ._layout import count_of, or_dash
-from ._page_data import STYLES, bands_of, filled
-from ._page_figures import budget_points
-from ._page_html import Cell, Columns, escaped, path_cell, sortable, source_cell
+from ._page_budget import budget_points
+from ._page_html import Cell, Columns, path_cell, sortable, source_cell
 
 _PEAK_ROWS = 100
+_MOVED = ("offloaded", "offload in flight")
+_FIRST = ("offload", "recompute", "keep")
 
 
 def text_cell(text: str) -> Cell:
@@ -106,63 +107,32 @@ def copies_table(copies: Sequence[CopyCheck]) -> str:
 
 
 def peak_table(curve: MemoryCurve, kind: str) -> str:
-    """The largest places at the peak."""
+    """The largest places at the peak, those of layers that are alike in one row.
+
+    What is on its way over the link is in it, however small it is.
+    """
     columns: Columns = (
-        ("bytes", "number", lambda b: bytes_cell(b.bytes)),
-        ("padding", "number", lambda b: bytes_cell(b.padding)),
-        ("role", "text", lambda b: text_cell(b.role)),
-        ("name", "long", lambda b: path_cell(b.framework_name)),
-        ("shape", "text", lambda b: text_cell(b.shape)),
-        ("where", "long", lambda b: source_cell(b.source)),
-        ("instruction", "text", lambda b: text_cell(b.name)),
+        ("bytes", "number", lambda r: bytes_cell(r.bytes)),
+        ("number", "number", lambda r: number_cell(r.count)),
+        ("each", "number", lambda r: bytes_cell(r.first.bytes)),
+        ("padding", "number", lambda r: bytes_cell(r.padding)),
+        ("role", "role", lambda r: text_cell(r.first.role)),
+        ("name", "long", lambda r: (r.first.framework_name or r.name, r.name)),
+        ("shape", "text", lambda r: text_cell(r.first.shape)),
+        ("where", "long", lambda r: source_cell(r.first.source)),
+        ("instruction", "text", lambda r: text_cell(r.first.name)),
     )
-    blocks = curve.top(_PEAK_ROWS)
-    alive = sum(1 for _ in curve.at(curve.peak_position))
-    title = f"Largest places at the peak of {kind} memory"
-    if alive > len(blocks):
-        title += f", {len(blocks)} of {alive}"
-    return sortable(title, columns, blocks, name=f"peak-{kind}")
-
-
-def legend_table(curve: MemoryCurve, loops: Sequence[Loop]) -> str:
-    """The bands from the top down: colour and pattern, bytes here and at the peak."""
-    at_peak = [m.position == curve.peak_position for m in curve.moments]
-    amounts = next(itertools.compress(filled(curve, loops), at_peak), {})
-    rows = "".join(
-        f'<tr><th scope="row"><span class="swatch" style="{_swatch(band)}"></span>'
-        f'{escaped(band)}</th><td class="number" data-band="{escaped(band)}">–</td>'
-        f'<td class="number">{escaped(format_bytes(amounts.get(band, 0)))}</td></tr>'
-        for band in reversed(bands_of(curve))
-    )
-    return (
-        '<div class="scroll"><table id="bands"><caption>Device memory by role, in the '
-        "order of the drawing</caption><thead><tr><th>role</th>"
-        '<th class="number">here</th><th class="number">at the peak</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
-
-
-# Bokeh's patterns as near as stylesheets come to them.
-_STRIPES = {"/": "135deg", "\\": "45deg", "-": "180deg", "|": "90deg"}
-
-
-def _swatch(band: str) -> str:
-    colour, pattern = STYLES[band]
-    lines = "#0006 0 1px, transparent 1px 6px"
-    images = [
-        f"repeating-linear-gradient({angle}, {lines})"
-        for sign, angle in _STRIPES.items()
-        if sign == pattern or (pattern == "x" and sign in "/\\")
-    ]
-    if pattern == ".":
-        dots = "radial-gradient(#0008 1px, transparent 1.5px)"
-        return f"background:{dots} 0 0/5px 5px {colour}"
-    image = f";background-image:{','.join(images)}" if images else ""
-    return f"background-color:{colour}{image}"
+    rows = largest(curve)
+    shown = [r for k, r in enumerate(rows) if k < _PEAK_ROWS or r.first.role in _MOVED]
+    places = sum(row.count for row in rows)
+    title = f"{count_of(places, 'place')} at the peak of {kind} memory"
+    if len(rows) > len(shown):
+        title += f", the largest {len(shown)} of {len(rows)} kinds"
+    return sortable(title, columns, shown, name=f"peak-{kind}")
 
 
 def decisions_table(plan: PlanRecord) -> str:
-    """What the plan decided on each value, and why."""
+    """What the plan decided on each value, and why; what moves stands first."""
     titles = stack_titles(plan)
     columns: Columns = (
         ("value", "long", lambda d: text_cell(d.name)),
@@ -172,14 +142,18 @@ def decisions_table(plan: PlanRecord) -> str:
             lambda d: text_cell(f"{d.decision} (pinned)" if d.pinned else d.decision),
         ),
         ("of", "text", lambda d: text_cell(titles.get(d.stack) or d.stack)),
-        ("role", "text", lambda d: text_cell(d.role)),
+        ("role", "role", lambda d: text_cell(d.role)),
         ("all layers", "number", lambda d: bytes_cell(d.bytes * d.count)),
         ("one layer", "number", lambda d: bytes_cell(d.bytes)),
         ("layers", "number", lambda d: number_cell(d.count)),
         ("where", "long", lambda d: source_cell(d.source)),
         ("reason", "long", lambda d: text_cell(d.reason)),
     )
-    ordered = sorted(plan.decisions, key=lambda d: -d.bytes * d.count)
+
+    def place(decision: DecisionRecord) -> tuple[int, int]:
+        return _FIRST.index(decision.decision), -decision.bytes * decision.count
+
+    ordered = sorted(plan.decisions, key=place)
     title = count_of(len(ordered), "decision")
     return sortable(title, columns, ordered, name="decisions")
 
@@ -215,3 +189,19 @@ def unpriced_table(inspection: Inspection) -> str:
     )
     ordered = sorted(inspection.timeline.unpriced, key=lambda i: -i.seconds)
     return sortable("Without a price", columns, ordered, name="unpriced")
+
+
+def totals_table(inspection: Inspection) -> str:
+    """XLA's own figures of memory, that the verdict goes by."""
+    columns: Columns = (
+        ("memory", "text", lambda r: text_cell(r[0])),
+        ("arguments", "number", lambda r: bytes_cell(r[1].argument)),
+        ("outputs", "number", lambda r: bytes_cell(r[1].output)),
+        ("of these in donated arguments", "number", lambda r: bytes_cell(r[1].alias)),
+        ("temporary", "number", lambda r: bytes_cell(r[1].temp)),
+        ("total", "number", lambda r: bytes_cell(r[1].total)),
+    )
+    memory = inspection.memory
+    rows = [("device", memory.device), ("host", memory.host)]
+    who = "Predicted" if inspection.refusal else "XLA's"
+    return sortable(f"{who} bytes of one device", columns, rows, name="totals")

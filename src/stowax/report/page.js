@@ -63,8 +63,11 @@ function paint(models) {
         major_tick_line_color: ink, minor_tick_line_color: ink });
     } else if (model.type === "Grid") {
       if (model.grid_line_color !== null) set({ grid_line_color: line });
-    } else if (model.type === "Label" || model.type === "Text") {
-      set({ text_color: model.type === "Text" ? { value: ink } : ink });
+    } else if (model.type === "Label") {
+      set({ text_color: ink });
+      if (model.name === "label") set({ background_fill_color: paper });
+    } else if (model.type === "Text") {
+      if (model.text_color?.field !== "ink") set({ text_color: { value: ink } });
     } else if (model.type === "Legend") {
       set({ label_text_color: ink, background_fill_color: paper, border_line_color: line });
     } else if (model.type === "GlyphRenderer" && model.name === "peak") {

@@ -1,52 +1,6 @@
 // The step's drawing: what a zoom shows, what the pointer or an arrow key reads.
 "use strict";
 
-// The last place in `sorted` whose value is not above `value`, or 0.
-function lastUpTo(sorted, value) {
-  let low = 0, high = sorted.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (sorted[middle] <= value) low = middle + 1; else high = middle;
-  }
-  return Math.max(0, low - 1);
-}
-
-// The highest of the moments at one time: what costs no time leaves several.
-function momentAt(curve, seconds) {
-  let best = lastUpTo(curve.seconds, seconds);
-  for (let i = best; i >= 0 && curve.seconds[i] === curve.seconds[best]; i--) {
-    if (curve.total[i] > curve.total[best]) best = i;
-  }
-  return best;
-}
-
-const MOST_TIMES = 1000; // of one interval: no stack of layers is deeper
-// Every time of every interval of a lane, in order of their starts.
-function spread(lane) {
-  const times = [];
-  for (let k = 0; k < lane.name.length; k++) {
-    let turns = lane.count[k];
-    for (const [outside] of lane.around[k]) turns = Math.floor(turns / outside);
-    const loops = [[turns, lane.period[k]], ...lane.around[k]];
-    let starts = [lane.start[k]];
-    for (const [count, period] of loops) {
-      const first = starts;
-      starts = [];
-      for (let turn = 0; turn < count && starts.length < MOST_TIMES; turn++) {
-        for (const start of first) starts.push(start + turn * period);
-      }
-    }
-    const length = lane.end[k] - lane.start[k];
-    for (const start of starts.slice(0, MOST_TIMES)) times.push([start, start + length, k]);
-  }
-  times.sort((a, b) => a[0] - b[0]);
-  return {
-    start: Float64Array.from(times, (t) => t[0]),
-    end: Float64Array.from(times, (t) => t[1]),
-    which: Uint32Array.from(times, (t) => t[2]),
-  };
-}
-
 class Step {
   constructor(data, views, units) {
     Object.assign(this, { data, units });
@@ -135,6 +89,9 @@ class Step {
     const found = { x };
     columns.forEach((column, k) => { found[`c${k}`] = column; });
     this.doc.get_model_by_name(`memory-${kind}-source`).data = found;
+    this.doc.get_model_by_name(`memory-${kind}-names`).data =
+      bandNames(curve.bands, found, this.plots[`memory-${kind}`].frame, this.data.looks,
+        { x: curve.peakSeconds / this.scale, y: curve.peak / this.units[kind] });
     this.drawn[kind] = chosen.length;
   }
 
@@ -202,6 +159,7 @@ class Step {
       bytes: b.bytes[block], padding: b.padding[block], role: this.data.roles[b.role[block]],
       name: this.word(b.name[block]), shape: this.word(b.shape[block]),
       framework: this.word(b.framework[block]), source: this.word(b.source[block]),
+      short: this.word(b.short[block]),
     };
   }
 
@@ -228,15 +186,28 @@ class Step {
     return null;
   }
 
-  where(kind, moment) {
+  // The time is the reader's: a moment lasts until the next one.
+  where(kind, moment, seconds) {
     const curve = this.data.curves[kind], loop = curve.loop[moment];
     const trip = loop < 0 ? "" : `, trip ${curve.trip[moment]} of ${this.word(loop)}`;
-    return `${time(curve.seconds[moment])}${trip}`;
+    return `${time(seconds)}${trip}`;
+  }
+
+  // The largest places at a moment; those of layers that are alike count as one.
+  largest(kind, moment, most) {
+    const found = new Map();
+    for (const block of this.alive(kind, moment)) {
+      const it = this.describe(kind, block);
+      const key = [it.bytes, it.role, it.short, it.shape, it.source].join("\n");
+      if (found.has(key)) found.get(key).count += 1;
+      else found.set(key, Object.assign(it, { count: 1 }));
+    }
+    return [...found.values()].sort((a, b) => b.bytes * b.count - a.bytes * a.count).slice(0, most);
   }
 
   tipOfMemory(kind, seconds, height) {
     const curve = this.data.curves[kind], moment = momentAt(curve, seconds);
-    const lines = [`${size(curve.total[moment])} of ${kind} memory at ${this.where(kind, moment)}`];
+    const lines = [`${size(curve.total[moment])} of ${kind} memory at ${this.where(kind, moment, seconds)}`];
     const found = this.pick(kind, moment, height);
     if (found) lines.push(`${found.band}: ${size(found.much)}`);
     if (found?.block) lines.push("", ...this.lines(found.block));
@@ -274,29 +245,34 @@ class Step {
       return;
     }
     const curve = this.data.curves[kind], moment = momentAt(curve, this.now);
-    const largest = this.alive(kind, moment, 12).map((b) => this.describe(kind, b));
-    const top = largest[0];
+    const largest = this.largest(kind, moment, 12), top = largest[0];
     const host = this.data.curves.host && kind !== "host"
       ? `, ${size(this.data.curves.host.total[momentAt(this.data.curves.host, this.now)])} of host memory` : "";
-    this.say(`${this.where(kind, moment)}: ${size(curve.total[moment])} of ${kind} memory${host}.` +
-      (top ? ` Largest: ${top.role}, ${size(top.bytes)}, ${top.framework || top.name}${top.source ? `, ${top.source}` : ""}.` : ""));
+    const line = top?.source ? `, ${top.source.split("/").pop()}` : "";
+    this.say(`${this.where(kind, moment, this.now)}: ${size(curve.total[moment])} of ${kind} memory${host}.` +
+      (top ? ` Largest: ${top.count > 1 ? `${top.count} × ` : ""}${top.role}, ${size(top.bytes * top.count)}, ${top.short}${line}.` : ""));
     for (const cell of document.querySelectorAll("[data-band]")) {
       const band = curve.bands.indexOf(cell.dataset.band);
-      cell.textContent = band < 0 ? "–" : size(curve.values[band][moment]);
+      cell.textContent = band < 0 ? "" : size(curve.values[band][moment]);
     }
-    const body = document.querySelector("#here tbody");
-    body?.replaceChildren(...largest.map((block) => {
-      const row = document.createElement("tr");
-      const what = block.framework || block.name;
-      for (const [text, name] of [[size(block.bytes), "number"], [block.role, "text"],
-        [what, "long"], [block.shape, "text"], [block.source, "text"]]) {
-        const cell = row.insertCell();
-        cell.textContent = text === block.source ? text.split("/").pop() : text;
-        cell.title = cell.textContent === text ? "" : text;
-        cell.className = name;
-      }
-      return row;
-    }));
+    document.querySelector("#here tbody")?.replaceChildren(...largest.map((it) => this.rowOf(it)));
+  }
+
+  rowOf(it) {
+    const row = document.createElement("tr");
+    const cells = [[size(it.bytes * it.count), "number"], [String(it.count), "number"],
+      [it.role, "role"], [it.short, "long", it.framework], [it.shape, "text"],
+      [it.source.split("/").pop(), "text", it.source]];
+    for (const [text, name, whole] of cells) {
+      const cell = row.insertCell();
+      cell.textContent = text;
+      cell.title = whole && whole !== text ? whole : "";
+      cell.className = name;
+      if (name !== "role") continue;
+      const square = document.querySelector(`.legend [data-band="${text}"]`)?.parentNode.firstChild;
+      if (square) cell.prepend(square.cloneNode());
+    }
+    return row;
   }
 
   say(text) {

@@ -1,11 +1,14 @@
 """The trace file: a thread per lane, loops written out, names escaped, limits said."""
 
+import dataclasses
 import json
 
 import pytest
 
+from page_records import MIB, curve_of, found, moment
 from stowax._errors import ArgumentError
 from stowax._records import _perfetto
+from stowax._records._memory import MEMORY_ROLES
 from stowax._records._timeline import Interval, Timeline
 
 
@@ -114,6 +117,41 @@ def test_two_timelines_share_one_axis(tmp_path):
     assert {e["pid"]: e["dur"] for e in complete(events)} == {1: 1e6, 2: 2e6}
     processes = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert processes == ["stowax: simulated", "stowax: measured"]
+
+
+def test_memory_is_a_counter_of_each_role_beside_the_lanes(tmp_path):
+    inspection = found()
+    inspection.to_perfetto(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert set(threads(events).values()) == {"compute", "device-to-host"}
+    counters = [event for event in events if event["ph"] == "C"]
+    memory = inspection.memory_timeline
+    for kind in ("device", "host"):
+        mine = [e for e in counters if e["name"] == f"{kind} memory, bytes"]
+        curve = getattr(memory, kind)
+        assert max(sum(e["args"].values()) for e in mine) == curve.peak_bytes
+        assert [e["ts"] for e in mine] == [m.seconds * 1e6 for m in curve.moments]
+        # A role that is never there has no track; all events have the same tracks.
+        roles = {role for m in curve.moments for role in by_role(m)}
+        assert {tuple(e["args"]) for e in mine} == {tuple(mine[0]["args"])}
+        assert set(mine[0]["args"]) == roles
+    assert {e["pid"] for e in counters} == {1}
+
+
+def by_role(moment):
+    """The roles that have bytes at a moment."""
+    return [r for r, much in zip(MEMORY_ROLES, moment.bytes, strict=True) if much]
+
+
+def test_of_moments_at_one_time_the_highest_is_written(tmp_path):
+    low, high = (moment(1.0, k, workspace=much) for k, much in enumerate((5, 7)))
+    curve = curve_of([], [moment(0.0, 0), low, high, moment(1.0, 2, workspace=1)])
+    memory = dataclasses.replace(found().memory_timeline, device=curve)
+    path = tmp_path / "trace.json"
+    _perfetto.write({"simulated": timeline()}, path, memory)
+    events = json.loads(path.read_text())["traceEvents"]
+    sizes = [e["args"] for e in events if e["name"] == "device memory, bytes"]
+    assert sizes == [{"workspace": 0}, {"workspace": 7 * MIB}]
 
 
 def test_a_path_that_cannot_be_written(tmp_path):

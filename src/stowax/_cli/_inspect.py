@@ -44,7 +44,7 @@ from ._user_file import load_step
 @click.option(
     "--perfetto",
     metavar="TRACE.json",
-    help="Write the timeline for https://ui.perfetto.dev.",
+    help="Write timeline and memory for https://ui.perfetto.dev.",
 )
 @click.option(
     "--measure",
@@ -130,7 +130,7 @@ def inspect(
                 else f"{text}\n\n{comparison_text(found.timeline, ran)}"
             )
         if perfetto is not None:
-            _perfetto.write(timelines, perfetto)
+            _perfetto.write(timelines, perfetto, found.memory_timeline)
             click.echo(f"saved {perfetto}", err=True)
         if html is not None:
             found.to_html(html, made, around)

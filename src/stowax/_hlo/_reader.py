@@ -151,10 +151,10 @@ class Reader:
         """`file:line` of the user's innermost line in a stack of frames; 0 is none.
 
         Where all frames are a library's, the innermost of those that are not JAX's. Our
-        own say nothing.
+        own say nothing, and a library outside of them called us, not the operation.
         """
         index = self.module.stack_frame_index
-        others = ""
+        others, ours = "", False
         while 0 < identifier <= len(index.stack_frames):
             frame = index.stack_frames[identifier - 1]
             if not 0 < frame.file_location_id <= len(index.file_locations):
@@ -165,7 +165,8 @@ class Reader:
             file = index.file_names[place.file_name_id - 1]
             if is_users_file(file):
                 return f"{file}:{place.line}"
-            if not (others or file.startswith(OWN_FOLDER) or is_jaxs_file(file)):
+            ours = ours or file.startswith(OWN_FOLDER)
+            if not (others or ours or is_jaxs_file(file)):
                 others = f"{file}:{place.line}"
             identifier = frame.parent_frame_id
         return others

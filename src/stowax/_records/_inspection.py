@@ -5,11 +5,13 @@
 
 import dataclasses
 import json
+import os
 from typing import Any, Self
 
 from .._errors import ArgumentError
 from .._record_json import NotSuchARecord, record_of
 from .._units import format_bytes
+from . import _perfetto
 from ._memory import MemoryTimeline
 from ._peak import MemoryPeak
 from ._program import CopyCheck, Transfer
@@ -145,6 +147,17 @@ class Inspection:
         for written, transfer in zip(record["transfers"], self.transfers, strict=True):
             written["total_bytes"] = transfer.total_bytes
         return json.dumps(record, indent=1)
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Writes the timeline, and memory by role, for https://ui.perfetto.dev.
+
+        Lanes are those of `Timeline.to_perfetto`; each role of device and host memory
+        is a counter track below them, in bytes.
+
+        **Raises:** `ArgumentError` for a path that cannot be written.
+        """
+        timelines = {self.timeline.origin: self.timeline}
+        _perfetto.write(timelines, path, self.memory_timeline)
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -3,7 +3,8 @@
 The form is the trace events that Chrome defined and Perfetto imports: complete events
 (`ph: X`) with start and length in microseconds, and metadata (`ph: M`) that names
 processes and threads. A lane is a thread, a timeline a process: two timelines of one
-file stand under each other, on the same axis of time.
+file stand under each other, on the same axis of time. Memory is counters (`ph: C`), a
+track for each role of each memory.
 
 `_timeline` calls it and hands its records in; there is no import in that direction.
 
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from .._errors import ArgumentError
+from ._memory import MEMORY_ROLES, MemoryTimeline
 
 MOST_TIMES = 1000
 """Times of one interval that are written out: no stack of layers is deeper. A loop over
@@ -56,13 +58,22 @@ class HasIntervals(Protocol):
     def intervals(self) -> tuple[Any, ...]: ...
 
 
-def write(timelines: Mapping[str, HasIntervals], path: str | os.PathLike[str]) -> None:
-    """Writes `timelines` (a name each) to one file; see `Timeline.to_perfetto`."""
+def write(
+    timelines: Mapping[str, HasIntervals],
+    path: str | os.PathLike[str],
+    memory: MemoryTimeline | None = None,
+) -> None:
+    """Writes `timelines` (a name each) to one file; see `Timeline.to_perfetto`.
+
+    **Arguments:** `memory` is over the time of the first of them.
+    """
     events = [
         event
         for number, (name, timeline) in enumerate(timelines.items(), start=1)
         for event in trace_events(name, timeline.intervals, number)
     ]
+    if memory is not None:
+        events += memory_events(memory)
     text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
     try:
         pathlib.Path(path).write_text(text, encoding="utf-8")
@@ -97,6 +108,26 @@ def trace_events(
             }
             for start, end, interval, turn in track:
                 yield _event(process, thread, start, end, interval, turn)
+
+
+def memory_events(memory: MemoryTimeline, process: int = 1) -> Iterator[dict[str, Any]]:
+    """Bytes by role over the step as counters of one process."""
+    for kind, curve in (("device", memory.device), ("host", memory.host)):
+        used = [
+            number
+            for number in range(len(MEMORY_ROLES))
+            if any(moment.bytes[number] for moment in curve.moments)
+        ]
+        at_a_time = itertools.groupby(curve.moments, key=lambda moment: moment.seconds)
+        for seconds, moments in at_a_time if used else ():
+            highest = max(moments, key=lambda moment: moment.total)
+            yield {
+                "ph": "C",
+                "name": f"{kind} memory, bytes",
+                "pid": process,
+                "ts": seconds * _MICRO,
+                "args": {MEMORY_ROLES[n]: highest.bytes[n] for n in used},
+            }
 
 
 _ORDER = ("compute", "device-to-host", "host-to-device", "collective", "host")

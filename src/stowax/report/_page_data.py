@@ -10,13 +10,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._records._inspection import Inspection
-from .._records._memory import MEMORY_ROLES, Loop, MemoryCurve, MemoryRole, Moment
+from .._records._memory import (
+    MEMORY_ROLES,
+    Loop,
+    MemoryCurve,
+    MemoryRole,
+    MemoryTimeline,
+)
 from .._records._timeline import LANES, Interval
 from ._largest import short_name
 from ._layout import short_source
 from ._looks import STYLES, ink_on
 from ._memory_bands import RESERVED, filled
 
+_PLANNED = "stowax.layers"  # the scope of the loops over layers that a plan writes
 _UNITS_OF_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _UNITS_OF_SIZE = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
@@ -71,9 +78,8 @@ def page_data(inspection: Inspection) -> dict[str, Any]:
     }
     if memory is not None:
         for kind in curves_of(inspection):
-            curve = getattr(memory, kind)
-            data["curves"][kind] = _curve(curve, memory.loops, names)
-        data["loops"] = list(_loops(memory.device.moments, memory.loops, data["end"]))
+            data["curves"][kind] = _curve(memory, kind, names)
+        data["loops"] = list(_loops(memory, data["end"]))
     return {**data, "names": names.all()}
 
 
@@ -120,10 +126,11 @@ def bands_of(curve: MemoryCurve) -> list[str]:
     return bands
 
 
-def _curve(curve: MemoryCurve, loops: Sequence[Loop], names: _Names) -> dict[str, Any]:
-    bodies = {loop.body: loop for loop in loops}
+def _curve(memory: MemoryTimeline, kind: str, names: _Names) -> dict[str, Any]:
+    curve: MemoryCurve = getattr(memory, kind)
+    titles = _titles(memory)
     bands = bands_of(curve)
-    amounts = filled(curve, loops)
+    amounts = filled(curve, memory.loops)
     moments, blocks = curve.moments, curve.blocks
     return {
         "peak": curve.peak_bytes,
@@ -132,9 +139,7 @@ def _curve(curve: MemoryCurve, loops: Sequence[Loop], names: _Names) -> dict[str
         "seconds": [_short(m.seconds) for m in moments],
         "position": [m.position for m in moments],
         "values": [[amount[band] for amount in amounts] for band in bands],
-        "loop": [
-            names(_title(bodies[m.loop])) if m.loop in bodies else -1 for m in moments
-        ],
+        "loop": [names(titles[m.loop]) if m.loop in titles else -1 for m in moments],
         "trip": [m.trip + 1 for m in moments],
         "blocks": {
             "bytes": [b.bytes for b in blocks],
@@ -151,30 +156,48 @@ def _curve(curve: MemoryCurve, loops: Sequence[Loop], names: _Names) -> dict[str
     }
 
 
-def _title(loop: Loop) -> str:
-    """`40 × model.py:7, forward`: the trips, and what the loop is or where it is."""
+def _titles(memory: MemoryTimeline) -> dict[str, str]:
+    """What each loop is called, by its body's name."""
+    stacks = [
+        block
+        for curve in (memory.device, memory.host)
+        for block in curve.blocks
+        if block.role in ("kept activation", "offloaded")
+    ]
+    ways = {
+        **dict.fromkeys((block.filled_in for block in stacks), "forward"),
+        **dict.fromkeys((block.emptied_in for block in stacks), "backward"),
+    }
+    return {loop.body: _title(loop, ways.get(loop.body, "")) for loop in memory.loops}
+
+
+def _title(loop: Loop, way: str) -> str:
+    """`40 × model.py:7, forward`: the trips, and what the loop is or where it is.
+
+    **Arguments:** `way` is what its stacks say of a loop that a plan wrote, whose name
+    does not.
+    """
     name = loop.framework_name
-    ours = "stowax_forward" in name or "stowax_backward" in name
+    ours = _PLANNED in name
     words = [w for w in name.split("/") if w not in ("while", "body", "")]
     what = words[-1] if words and "(" not in words[-1] else short_source(loop.source)
-    way = "backward" if "transpose(" in name or "stowax_backward" in name else ""
-    way = way or ("forward" if "jvp(" in name or ours else "")
+    if not ours:
+        forward = "forward" if "jvp(" in name else ""
+        way = "backward" if "transpose(" in name else forward
     parts = ("layers" if ours else what, way)
     return f"{loop.trips} × {', '.join(part for part in parts if part)}".rstrip()
 
 
-def _loops(
-    moments: Sequence[Moment], loops: Sequence[Loop], end: float
-) -> Iterable[list[Any]]:
+def _loops(memory: MemoryTimeline, end: float) -> Iterable[list[Any]]:
     """Stretches of time in which a loop runs: start, end, title."""
-    bodies = {loop.body: loop for loop in loops}
+    moments, titles = memory.device.moments, _titles(memory)
     start = 0
     for k in range(1, len(moments) + 1):
         if k < len(moments) and moments[k].loop == moments[start].loop:
             continue
         until = moments[k].seconds if k < len(moments) else end
-        if loop := bodies.get(moments[start].loop):
-            yield [moments[start].seconds, until, _title(loop)]
+        if title := titles.get(moments[start].loop):
+            yield [moments[start].seconds, until, title]
         start = k
 
 

@@ -50,6 +50,8 @@ function sortTables() {
 
 // --- light and dark -----------------------------------------------------------------
 
+const NARROW = matchMedia("(max-width: 40rem)");
+
 function paint(models) {
   const style = getComputedStyle(document.documentElement);
   const [paper, ink, line] = ["--paper", "--ink", "--line"].map((name) =>
@@ -69,7 +71,8 @@ function paint(models) {
     } else if (model.type === "Text") {
       if (model.text_color?.field !== "ink") set({ text_color: { value: ink } });
     } else if (model.type === "Legend") {
-      set({ label_text_color: ink, background_fill_color: paper, border_line_color: line });
+      set({ label_text_color: ink, background_fill_color: paper, border_line_color: line,
+        ncols: NARROW.matches ? 1 : 2 });
     } else if (model.type === "GlyphRenderer" && model.name === "peak") {
       model.glyph.setv({ fill_color: { value: ink }, line_color: { value: ink } });
     }
@@ -81,7 +84,9 @@ function followScheme() {
     for (const doc of Bokeh.documents) paint([...doc._all_models.values()]);
   };
   all();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
+  for (const query of [matchMedia("(prefers-color-scheme: dark)"), NARROW]) {
+    query.addEventListener("change", all);
+  }
 }
 
 // The drawing of time over memory: near the budget, or with every point.

@@ -189,18 +189,13 @@ def _to_do(inspection: Inspection, plan: PlanRecord | None) -> list[str]:
 def _of_the_plan(inspection: Inspection, plan: PlanRecord) -> Iterable[str]:
     """What only another budget changes."""
     if inspection.memory.device.total > plan.budget_bytes:
-        search = plan.search
-        smallest = (
-            f"{format_room(search.smallest_budget)} ({search.smallest_budget_is})"
-        )
-        known = f": the smallest known is {smallest}" if search.smallest_budget else ""
+        least, origin = plan.search.smallest_budget, plan.search.smallest_budget_is
+        known = f": at least {format_room(least)} ({origin})" if least else ""
         yield _line(f"Plan with a larger budget{known}")
     timeline = inspection.timeline
     waits = timeline.exposed_seconds > _LARGE * timeline.step_seconds
     if waits and not inspection.hazards:
-        yield _line(
-            "The waits are the price of this budget: with more memory, less moves"
-        )
+        yield _line("A larger budget may move less and stall less")
 
 
 def _to_fit(inspection: Inspection) -> Iterable[str]:

@@ -5,6 +5,7 @@ where there is none. Whatever the browser's console has to say fails a test, and
 any request but the one for the file itself.
 """
 
+import dataclasses
 import json
 import shutil
 import time
@@ -12,7 +13,7 @@ import time
 import pytest
 
 from page_records import LAYERS, MIB, NASTY, found, large
-from report_records import PLAN
+from report_records import INSPECTION, PLAN
 from stowax._records._audit import AuditRecord, Finding
 from stowax.report import audit_page, differences_page, inspection_page
 
@@ -75,7 +76,8 @@ def visit(browser, tmp_path):
         for event in events
         if event["method"] == "Network.requestWillBeSent"
     ]
-    outside = [url for url in asked if not url.startswith(("file:///", "data:"))]
+    own = ("file:///", "data:", "chrome://")  # the last are the browser's own icons
+    outside = [url for url in asked if not url.startswith(own)]
     assert len(asked) - len(outside) >= 1  # the log has what was asked for
     assert outside == []
 
@@ -268,6 +270,67 @@ def test_the_drawing_follows_light_and_dark(visit):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": dark})
     assert wait(browser, f"{ink} === '#ececec'")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def names_in(browser, kind):
+    """The names that stand in the bands of a memory: text, and where."""
+    source = f"window.stowaxStep.doc.get_model_by_name('memory-{kind}-names')"
+    x, y, text = browser.execute_script(
+        f"const d = {source}.data; return [d.x, d.y, d.text].map(c => Array.from(c))"
+    )
+    return dict(zip(text, zip(x, y, strict=True), strict=True))
+
+
+def test_a_band_has_its_name_where_it_is_tall_enough(visit):
+    browser = visit(found(), PLAN)
+    names = names_in(browser, "device")
+    assert set(names) >= {"parameter", "kept activation"}
+    x, y = names["parameter"]
+    assert 0 < x < 6
+    assert y == pytest.approx(50, abs=1)  # the middle of 100 MiB
+    # In the stack, where it holds most, and beside the peak's own figure.
+    x, y = names["kept activation"]
+    assert 100 < y < 180
+    # A zoom moves it to what is shown.
+    browser.execute_script("window.stowaxStep.show(0, .5); window.stowaxStep.redraw()")
+    assert set(names_in(browser, "device")) == {"parameter"}
+    assert names_in(browser, "device")["parameter"][0] < 0.5
+
+
+def test_the_ten_second_answer_is_on_the_first_screen(visit):
+    browser = visit(dataclasses.replace(found(), capacity_bytes=2**40), PLAN)
+    size = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    below = "return Array.from(document.querySelectorAll(arguments[0]), e => "
+    below += "e.getBoundingClientRect().bottom)"
+    try:
+        browser.execute_script("scrollTo(0, 0)")
+        for part in (".verdict", ".card", ".legend"):
+            bottoms = browser.execute_script(below, part)
+            assert bottoms
+            assert max(bottoms) < 420
+        plots = "return Object.values(window.stowaxStep.plots).map(v => "
+        plots += "v.el.getBoundingClientRect().bottom)"
+        assert max(browser.execute_script(plots)) < 800
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_overflows_a_narrow_screen(visit, scheme):
+    browser = visit(dataclasses.replace(found(), hazards=INSPECTION.hazards), PLAN)
+    size = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        fits = (
+            "const e = document.documentElement; return e.scrollWidth <= e.clientWidth"
+        )
+        assert wait(browser, fits)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def test_a_hundred_thousand_places_are_drawn_as_wide_as_the_screen(visit):

@@ -145,7 +145,9 @@ def _memory_figure(
     peak = curve.peak_bytes / unit
     rooms = _rooms(inspection, plan, kind, curve.peak_bytes)
     top = max(peak, *(room / unit for _, room, _ in rooms)) if rooms else peak
-    drawn = _figure_in_time(f"memory-{kind}", 270 if kind == "device" else 90, axis)
+    alone = len(curves_of(inspection)) == 1  # the first screen has room for so much
+    height = (270 if alone else 230) if kind == "device" else 80
+    drawn = _figure_in_time(f"memory-{kind}", height, axis)
     drawn.y_range = models.Range1d(0, top * 1.14)
     drawn.yaxis.axis_label = f"{kind}, {unit_name}"
     if kind == "host":
@@ -271,7 +273,7 @@ def _lanes_figure(inspection: Inspection, lanes: Sequence[str], axis: Any) -> An
     models = bokeh().models
     loops = bool(inspection.memory_timeline and inspection.memory_timeline.loops)
     titles = [*(["loops"] if loops else []), *(_LANE_TITLES[lane] for lane in lanes)]
-    drawn = _figure_in_time("lanes", 10 + 26 * len(titles), axis)
+    drawn = _figure_in_time("lanes", 10 + 24 * len(titles), axis)
     drawn.y_range = models.Range1d(-len(titles) + 0.5, 0.5)
     rows = [-k for k in range(len(titles))]
     drawn.yaxis.ticker = models.FixedTicker(ticks=rows)

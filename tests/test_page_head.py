@@ -134,11 +134,11 @@ def test_another_figure_of_memory_has_its_reason():
     use = dataclasses.replace(small().memory.device, temp=160 * MIB)
     memory = dataclasses.replace(small().memory, device=use)
     (line,) = verdict_of(dataclasses.replace(small(), memory=memory), None).more
-    assert line.startswith("At most 240.0 MiB hold arrays at one time")
+    assert line.startswith("Drawn are arrays, 240.0 MiB at most; the rest are gaps")
     use = dataclasses.replace(use, temp=120 * MIB)
     memory = dataclasses.replace(small().memory, device=use)
     (line,) = verdict_of(dataclasses.replace(small(), memory=memory), None).more
-    assert "at most 240.0 MiB; XLA's own total is the lower figure" in line
+    assert "240.0 MiB at most; XLA's own total is less" in line
 
 
 def test_what_does_not_fit_says_what_is_in_the_way_and_what_helps():

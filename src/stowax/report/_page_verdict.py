@@ -122,10 +122,10 @@ def _apart(inspection: Inspection) -> str:
         return ""
     if peak < total:
         return (
-            f"At most {format_bytes(peak)} hold arrays at one time, as drawn below; "
-            "XLA reserves more, for the gaps between them."
+            f"Drawn are arrays, {format_bytes(peak)} at most; the rest are gaps that XLA "
+            "leaves between them."
         )
     return (
-        f"Drawn below are arrays by their live ranges, at most {format_bytes(peak)}; "
-        "XLA's own total is the lower figure."
+        f"Drawn are arrays by their live ranges, {format_bytes(peak)} at most; XLA's "
+        "own total is less."
     )

@@ -11,9 +11,9 @@ function widthOf(text) {
 }
 
 // Where a name of a width fits best between two lines, and meets nothing to avoid: the
-// middle of the tallest stretch. `x`, `low` and `high` are pixels of steps' corners.
-function tallest(x, low, high, width, avoid) {
-  let best = null;
+// tallest stretch, of those that are as tall to a pixel the one nearest to `middle`. `x`, `low` and `high` are pixels of steps' corners.
+function tallest(x, low, high, width, avoid, middle) {
+  let best = null, most = 0;
   for (let from = 0; from < x.length; from++) {
     let bottom = low[from], top = high[from], to = from;
     while (top - bottom >= TALL && x[to] - x[from] < width && to < x.length - 1) {
@@ -23,11 +23,13 @@ function tallest(x, low, high, width, avoid) {
     }
     if (top - bottom < TALL || x[to] - x[from] < width) continue;
     const place = { tall: top - bottom, x: x[from] + width / 2, y: (bottom + top) / 2 };
-    // A long stretch that is equally tall has its name in its middle.
+    // Within a long stretch the name may stand anywhere.
     const until = from + 1 < x.length ? Math.max(x[to], x[from + 1]) : x[to];
-    place.x = Math.max(place.x, Math.min((x[from] + until) / 2, until - width / 2));
+    place.x = Math.max(place.x, Math.min(middle, until - width / 2));
     if (avoid.some((box) => meets(box, place, width))) continue;
-    if (!best || place.tall > best.tall) best = place;
+    const nearer = best && Math.abs(place.x - middle) < Math.abs(best.x - middle);
+    if (!best || place.tall > most + 1 || (place.tall > most - 1 && nearer)) best = place;
+    most = Math.max(most, place.tall);
   }
   return best;
 }
@@ -47,8 +49,9 @@ function bandNames(bands, drawn, frame, looks, peak) {
   const lines = [...bands, ""].map((_, k) => Array.from(drawn[`c${k}`], up));
   const at = across(peak.x), high = up(peak.y);
   const avoid = [[at - 8, at + 8, -Infinity, Infinity], [at - 125, at + 125, high - 28, high]];
+  const middle = (frame.bbox.left + frame.bbox.right) / 2;
   bands.forEach((band, k) => {
-    const place = tallest(x, lines[k], lines[k + 1], widthOf(band) + BESIDE, avoid);
+    const place = tallest(x, lines[k], lines[k + 1], widthOf(band) + BESIDE, avoid, middle);
     if (!place) return;
     const [ground, ink] = looks[band];
     found.x.push(frame.x_scale.invert(place.x));

@@ -145,7 +145,7 @@ def test_what_does_not_fit_says_what_is_in_the_way_and_what_helps():
     inspection = small(capacity_bytes=200 * MIB, peak=PEAK)
     (line,) = verdict_of(inspection, None).more
     assert line == (
-        "Predicted at the peak: 160.0 MiB activation (model.py:7), "
+        "At the predicted peak: 160.0 MiB activation (model.py:7), "
         "80.0 MiB logits (model.py:8)."
     )
     to_do = texts(inspection)["To do"]
@@ -157,6 +157,9 @@ def test_what_does_not_fit_says_what_is_in_the_way_and_what_helps():
     to_do = texts(dataclasses.replace(inspection, peak=peak))["To do"]
     assert "Plan it: 50.0 MiB (predicted): the smallest budget" in to_do
     assert "Recompute every layer" not in to_do
+    peak = dataclasses.replace(peak, smallest_budget=201 * MIB)
+    to_do = texts(dataclasses.replace(inspection, peak=peak))["To do"]
+    assert "No plan fits: 201.0 MiB (predicted)" in to_do
 
 
 def test_the_roles_of_the_peak_and_the_largest_place():

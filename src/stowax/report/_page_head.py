@@ -204,7 +204,8 @@ def _to_fit(inspection: Inspection) -> Iterable[str]:
     if peak is None:
         return
     if text := smallest_text(peak, has):
-        yield _line(f"Plan it: {text}")
+        word = "No plan fits" if 0 < has < peak.smallest_budget else "Plan it"
+        yield _line(f"{word}: {text}")
     else:
         ways = [way for way in peak.treatments if way.needs_bytes <= has]
         if ways:

@@ -17,7 +17,7 @@ def peak_section(inspection: Inspection) -> str:
     words = f"<p>The compiler: {escaped(inspection.refusal)}</p>"
     return section(
         "In the way",
-        f"<p>{escaped(peak_title(peak))}.</p>",
+        f"<p>{escaped(peak_title(peak).removeprefix('In the way: '))}.</p>",
         words if inspection.refusal else "",
         _arrays(peak),
         _ways(peak),

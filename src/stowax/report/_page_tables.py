@@ -3,6 +3,7 @@
 Records in, HTML out. Figures sort by what they are, not by how they are written.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 from .._records._inspection import Hazard, Inspection
@@ -132,30 +133,40 @@ def peak_table(curve: MemoryCurve, kind: str) -> str:
 
 
 def decisions_table(plan: PlanRecord) -> str:
-    """What the plan decided on each value, and why; what moves stands first."""
+    """What the plan decided on each value, and why; what moves stands first.
+
+    Values that differ in nothing but their number share a row.
+    """
     titles = stack_titles(plan)
+    alike: dict[DecisionRecord, int] = {}
+    for decision in plan.decisions:
+        key = dataclasses.replace(decision, value=0)
+        alike[key] = alike.get(key, 0) + 1
+
+    def size(row: tuple[DecisionRecord, int]) -> int:
+        return row[0].bytes * row[0].count * row[1]
+
     columns: Columns = (
-        ("value", "long", lambda d: text_cell(d.name)),
-        (
-            "decision",
-            "text",
-            lambda d: text_cell(f"{d.decision} (pinned)" if d.pinned else d.decision),
-        ),
-        ("of", "text", lambda d: text_cell(titles.get(d.stack) or d.stack)),
-        ("role", "role", lambda d: text_cell(d.role)),
-        ("all layers", "number", lambda d: bytes_cell(d.bytes * d.count)),
-        ("one layer", "number", lambda d: bytes_cell(d.bytes)),
-        ("layers", "number", lambda d: number_cell(d.count)),
-        ("where", "long", lambda d: source_cell(d.source)),
-        ("reason", "long", lambda d: text_cell(d.reason)),
+        ("value", "long", lambda r: text_cell(r[0].name)),
+        ("decision", "text", lambda r: text_cell(_decided(r[0]))),
+        ("of", "text", lambda r: text_cell(titles.get(r[0].stack) or r[0].stack)),
+        ("role", "role", lambda r: text_cell(r[0].role)),
+        ("values", "number", lambda r: number_cell(r[1])),
+        ("all layers", "number", lambda r: bytes_cell(size(r))),
+        ("one value", "number", lambda r: bytes_cell(r[0].bytes)),
+        ("layers", "number", lambda r: number_cell(r[0].count)),
+        ("where", "long", lambda r: source_cell(r[0].source)),
+        ("reason", "long", lambda r: text_cell(r[0].reason)),
     )
-
-    def place(decision: DecisionRecord) -> tuple[int, int]:
-        return _FIRST.index(decision.decision), -decision.bytes * decision.count
-
-    ordered = sorted(plan.decisions, key=place)
-    title = count_of(len(ordered), "decision")
+    ordered = sorted(
+        alike.items(), key=lambda r: (_FIRST.index(r[0].decision), -size(r))
+    )
+    title = count_of(len(plan.decisions), "decision")
     return sortable(title, columns, ordered, name="decisions")
+
+
+def _decided(decision: DecisionRecord) -> str:
+    return f"{decision.decision} (pinned)" if decision.pinned else decision.decision
 
 
 def points_table(plan: PlanRecord) -> str:

@@ -80,7 +80,7 @@ def _more(inspection: Inspection, plan: PlanRecord | None) -> tuple[str, ...]:
     predicted = inspection.peak if plan is None or inspection.refusal else None
     return (
         _filled(predicted) if predicted is not None else "",
-        "Predicted: the compiler refused the program." * bool(inspection.refusal),
+        "The compiler refused the program." * bool(inspection.refusal),
         _done(plan) if plan is not None else "",
         _apart(inspection),
     )
@@ -96,7 +96,7 @@ def _filled(peak: MemoryPeak) -> str:
         source = short_source(max(mine, key=lambda a: a.bytes).source) if mine else ""
         where = f" ({source})" if source else ""
         parts.append(f"{format_bytes(much)} {role}{where}")
-    return f"Predicted at the peak: {', '.join(parts)}." if parts else ""
+    return f"At the predicted peak: {', '.join(parts)}." if parts else ""
 
 
 def _done(plan: PlanRecord) -> str:
@@ -122,8 +122,8 @@ def _apart(inspection: Inspection) -> str:
         return ""
     if peak < total:
         return (
-            f"Drawn are arrays, {format_bytes(peak)} at most; the rest are gaps that XLA "
-            "leaves between them."
+            f"Drawn are arrays, {format_bytes(peak)} at most; the rest are gaps that "
+            "XLA leaves between them."
         )
     return (
         f"Drawn are arrays by their live ranges, {format_bytes(peak)} at most; XLA's "

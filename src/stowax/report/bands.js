@@ -40,15 +40,16 @@ function meets([left, right, bottom, top], place, width) {
 }
 
 // Columns for the names: `drawn` is what the bands are drawn from, `frame` the plot's,
-// `peak` where the peak has its sign, its line and its figure.
-function bandNames(bands, drawn, frame, looks, peak) {
+// `peak` where the peak has its sign and its figure, `line` where the reader's line is.
+function bandNames(bands, drawn, frame, looks, peak, line) {
   const found = { x: [], y: [], text: [], ink: [], ground: [] };
   // Screens count from above: what is turned round here is turned back below.
   const across = (v) => frame.x_scale.compute(v), up = (v) => -frame.y_scale.compute(v);
   const x = Array.from(drawn.x, across);
   const lines = [...bands, ""].map((_, k) => Array.from(drawn[`c${k}`], up));
   const at = across(peak.x), high = up(peak.y);
-  const avoid = [[at - 8, at + 8, -Infinity, Infinity], [at - 125, at + 125, high - 28, high]];
+  const avoid = [[at - 125, at + 125, high - 28, high],
+    ...[at, across(line)].map((here) => [here - 8, here + 8, -Infinity, Infinity])];
   const middle = (frame.bbox.left + frame.bbox.right) / 2;
   bands.forEach((band, k) => {
     const place = tallest(x, lines[k], lines[k + 1], widthOf(band) + BESIDE, avoid, middle);

@@ -91,7 +91,7 @@ class Step {
     this.doc.get_model_by_name(`memory-${kind}-source`).data = found;
     this.doc.get_model_by_name(`memory-${kind}-names`).data =
       bandNames(curve.bands, found, this.plots[`memory-${kind}`].frame, this.data.looks,
-        { x: curve.peakSeconds / this.scale, y: curve.peak / this.units[kind] });
+        { x: curve.peakSeconds / this.scale, y: curve.peak / this.units[kind] }, this.now / this.scale);
     this.drawn[kind] = chosen.length;
   }
 

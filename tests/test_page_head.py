@@ -93,6 +93,12 @@ PEAK = MemoryPeak(
             "no",
             "Does NOT fit the budget: 240.0 of 239.0 MiB; a device has 1.00 GiB",
         ),
+        (
+            {"capacity_bytes": 2**40},
+            None,
+            "yes",
+            "Fits the device: 240.0 MiB of 1.00 TiB (under 1%)",
+        ),
         # A budget above what a device has is no excuse.
         (
             {"capacity_bytes": 200 * MIB},
@@ -214,7 +220,8 @@ def test_what_moves_and_what_stalls():
             compute_seconds=6.0,
         ),
     )
-    cards = texts(still)
+    cards = texts(dataclasses.replace(still, flops=144.7e6))
+    assert "Matrix products: 144.7 MFLOP|" in cards["Stalls"]
     assert "Nothing moves" in cards["Moves"]
     assert "No stall: it computes 100% of the time" in cards["Stalls"]
     assert "peak rate" not in cards["Stalls"]

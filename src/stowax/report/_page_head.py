@@ -169,10 +169,17 @@ def _products(inspection: Inspection) -> Iterable[str]:
     if not inspection.flops:
         return
     step = inspection.timeline.step_seconds
-    text = f"Matrix products: {inspection.flops / 1e12:.4g} TFLOP"
+    text = f"Matrix products: {_operations(inspection.flops)}"
     if inspection.nominal_seconds:
         text += f", {inspection.nominal_seconds / step:.0%} of the chip's peak rate"
     yield _line(text, f"{text}, those of recomputed values too")
+
+
+def _operations(flops: float) -> str:
+    """A number of operations, in the unit a person would use."""
+    units = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
+    size, unit = next((u for u in units if flops >= u[0]), (1, "FLOP"))
+    return f"{flops / size:.4g} {unit}"
 
 
 def _to_do(inspection: Inspection, plan: PlanRecord | None) -> list[str]:

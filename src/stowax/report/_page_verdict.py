@@ -71,8 +71,10 @@ def against(used: int, room: int) -> str:
     one, other = format_bytes(used), format_bytes(room)
     if one.split()[1] == other.split()[1]:
         one = one.split()[0]
-    share = f" ({used / room:.0%})" if 0 < used <= room else ""
-    return f"{one} of {other}{share}"
+    if not 0 < used <= room:
+        return f"{one} of {other}"
+    share = used / room
+    return f"{one} of {other} ({f'{share:.0%}' if share >= 0.005 else 'under 1%'})"
 
 
 def _more(inspection: Inspection, plan: PlanRecord | None) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ _MOST_UNPRICED = 4
 _MOST_HAZARDS = 4  # of one kind
 _ALL_COLUMNS = 80  # narrower, the memory table stands on its side
 
-_DIRECTIONS: Mapping[str, str] = {
+DIRECTIONS: Mapping[str, str] = {
     "device-to-host": "to host",
     "host-to-device": "to device",
     "host-to-host": "in host",
@@ -146,7 +146,7 @@ def _transfers(transfers: Sequence[Transfer], width: int) -> list[str]:
     if not transfers:
         return ["No copies between device and host."]
     rows: list[tuple[str, ...]] = []
-    for direction, title in _DIRECTIONS.items():
+    for direction, title in DIRECTIONS.items():
         chosen = [t for t in transfers if t.direction == direction]
         if chosen:
             rows += _direction_rows(title, chosen, width - 48)

@@ -32,7 +32,7 @@ def _arrays(peak: MemoryPeak) -> str:
         ("role", "role", lambda a: text_cell(a.role)),
         ("number", "number", lambda a: number_cell(a.count)),
         ("shape", "text", lambda a: text_cell(a.shape)),
-        ("where", "long", lambda a: source_cell(a.source)),
+        ("where", "text", lambda a: source_cell(a.source)),
         ("name", "long", lambda a: path_cell(a.name)),
     )
     number = sum(array.count for array in peak.arrays)

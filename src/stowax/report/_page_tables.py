@@ -12,6 +12,7 @@ from .._records._plan import DecisionRecord, PlanRecord
 from .._records._program import CopyCheck, Transfer
 from .._units import format_bytes, format_seconds
 from ._decisions_text import stack_titles
+from ._inspection_text import DIRECTIONS
 from ._largest import largest
 from ._layout import count_of, or_dash
 from ._page_budget import budget_points
@@ -59,7 +60,7 @@ def hazards_table(hazards: Sequence[Hazard]) -> str:
 def transfers_table(transfers: Sequence[Transfer]) -> str:
     """The ledger: every copy between device and host, the most bytes first."""
     columns: Columns = (
-        ("direction", "text", lambda t: text_cell(t.direction.replace("-", " "))),
+        ("direction", "text", lambda t: text_cell(DIRECTIONS[t.direction])),
         ("bytes a step", "number", lambda t: bytes_cell(t.total_bytes)),
         ("each", "number", lambda t: bytes_cell(t.bytes)),
         ("times", "number", lambda t: number_cell(t.trips)),
@@ -71,9 +72,9 @@ def transfers_table(transfers: Sequence[Transfer]) -> str:
             lambda t: text_cell("asynchronous" if t.asynchronous else "synchronous"),
         ),
         ("serves", "long", lambda t: text_cell(t.serves or "–")),
-        ("where", "long", lambda t: source_cell(t.source)),
-        ("starts at", "text", lambda t: text_cell(t.start)),
-        ("waited for at", "text", lambda t: text_cell(t.done)),
+        ("where", "text", lambda t: source_cell(t.source)),
+        ("starts at", "long", lambda t: text_cell(t.start)),
+        ("waited for at", "long", lambda t: text_cell(t.done)),
         ("operation", "long", lambda t: path_cell(t.op_name)),
     )
     ordered = sorted(transfers, key=lambda t: -t.total_bytes)
@@ -88,7 +89,7 @@ def _totals(transfers: Sequence[Transfer]) -> str:
         moved = format_bytes(sum(t.total_bytes for t in mine))
         busy = format_seconds(sum(t.seconds for t in mine))
         waits = format_seconds(sum(t.exposed_seconds for t in mine))
-        way = direction.replace("-", " ")
+        way = DIRECTIONS[direction]
         parts.append(f"{way}: {moved}, {busy} on the link, {waits} waited for")
     return "; ".join(parts)
 
@@ -120,8 +121,8 @@ def peak_table(curve: MemoryCurve, kind: str) -> str:
         ("role", "role", lambda r: text_cell(r.first.role)),
         ("name", "long", lambda r: (r.first.framework_name or r.name, r.name)),
         ("shape", "text", lambda r: text_cell(r.first.shape)),
-        ("where", "long", lambda r: source_cell(r.first.source)),
-        ("instruction", "text", lambda r: text_cell(r.first.name)),
+        ("where", "text", lambda r: source_cell(r.first.source)),
+        ("instruction", "long", lambda r: text_cell(r.first.name)),
     )
     rows = largest(curve)
     shown = [r for k, r in enumerate(rows) if k < _PEAK_ROWS or r.first.role in _MOVED]
@@ -155,7 +156,7 @@ def decisions_table(plan: PlanRecord) -> str:
         ("all layers", "number", lambda r: bytes_cell(size(r))),
         ("one value", "number", lambda r: bytes_cell(r[0].bytes)),
         ("layers", "number", lambda r: number_cell(r[0].count)),
-        ("where", "long", lambda r: source_cell(r[0].source)),
+        ("where", "text", lambda r: source_cell(r[0].source)),
         ("reason", "long", lambda r: text_cell(r[0].reason)),
     )
     ordered = sorted(

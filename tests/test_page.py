@@ -88,6 +88,20 @@ def test_the_page_has_every_copy_hazard_and_decision():
     assert "Fits the budget: 60.0 of 64.0 GiB (94%)" in page
 
 
+def test_the_peak_is_one_of_the_moments_to_the_digit():
+    inspection = found()
+    memory = inspection.memory_timeline
+    moments = tuple(
+        dataclasses.replace(m, seconds=m.seconds / 3) for m in memory.device.moments
+    )
+    at = memory.device.peak_seconds / 3
+    device = dataclasses.replace(memory.device, moments=moments, peak_seconds=at)
+    memory = dataclasses.replace(memory, device=device)
+    data = page_data(dataclasses.replace(inspection, memory_timeline=memory))
+    curve = data["curves"]["device"]
+    assert curve["peakSeconds"] in curve["seconds"]
+
+
 def test_figures_sort_by_what_they_are():
     page = inspection_page(found())
     keys = re.findall(r'<td class="number" data-sort="([^"]*)">', page)

@@ -7,6 +7,7 @@ any request but the one for the file itself.
 
 import dataclasses
 import json
+import re
 import shutil
 import time
 
@@ -146,6 +147,7 @@ def test_the_pointer_reads_the_place_below_it(visit):
     tip = hover(browser, "memory-device", 1.6, 50)
     assert "180.0 MiB of device memory" in tip or "230.0 MiB of device memory" in tip
     assert "trip 2 of 4 × forward" in tip
+    assert re.search(r"memory at 1\.(59|60|61) s", tip)  # where the pointer is
     assert "jit(step)/layers/weights" in tip
     assert "100.0 MiB" in tip
     assert "/home/me/model.py:10" in tip

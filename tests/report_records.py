@@ -89,7 +89,11 @@ PLAN = PlanRecord(
         stacks=(STACK,),
         arguments=(
             ArgumentRecord(
-                path="state", shape=(4,), shard=(4,), dtype="float32", role="parameter"
+                path="args[0]",
+                shape=(4,),
+                shard=(4,),
+                dtype="float32",
+                role="parameter",
             ),
         ),
         rewritten=True,

@@ -1,6 +1,8 @@
 """A plan as plain JAX code: it runs, stores what it says, and says what it cannot."""
 
+import ast
 import contextlib
+import dataclasses
 import io
 import re
 
@@ -170,6 +172,25 @@ def test_nothing_to_do():
     assert "leave it as it is" in code
     assert not any(name.startswith("policy") for name in run(code))
     assert "no repeated body" in plan_as_code(plan(stacks=False))
+
+
+def test_no_text_of_a_plan_becomes_code():
+    evil = "x\nraise SystemExit\r\x0b\x0c\x1c\x85\u2028raise SystemExit\x00"
+    odd = (
+        dataclasses.replace(one, name=name, source=source, dtype=evil, reason=evil)
+        for one in FULL
+        for name, source in (
+            (f"{one.name} {one.decision}{evil}", one.source),
+            (one.name, evil),
+            (one.decision + evil, evil),
+        )
+    )
+    for more in ({}, {"unrolled": True}, {"source": evil}):
+        found = changed(plan(*odd, **more), step=evil, target=evil)
+        code = plan_as_code(found)
+        run(code)
+        kinds = {type(node).__name__ for node in ast.parse(code).body}
+        assert kinds <= {"Import", "ImportFrom", "Assign", "FunctionDef"}
 
 
 def test_names_are_valid_python_wherever_the_model_is():

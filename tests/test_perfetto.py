@@ -159,7 +159,7 @@ def test_a_path_that_cannot_be_written(tmp_path):
         timeline().to_perfetto(tmp_path / "no" / "trace.json")
     assert str(caught.value) == (
         f"path: got '{tmp_path}/no/trace.json', which cannot be written (No such file "
-        "or directory). Write the path of a file in a folder that is there."
+        "or directory). Give a file in a folder that exists and may be written to."
     )
 
 

@@ -1,5 +1,6 @@
 """Plans on disk: what is written comes back, and what is damaged is refused."""
 
+import functools
 import json
 
 import jax
@@ -338,12 +339,13 @@ def test_a_plan_from_a_laptop_is_in_full_effect_on_its_machine(
     options = {"no_such_option": "1"}
     new = {"target": "v5p-8", "compile_only": True, "compiler_options": options}
     path.write_text(damaged(moved, lambda d: d["program"].update(new)))
-    there = stowax.load_plan(path).apply(train)
+    load = functools.partial(stowax.load_plan, compiler_options=options)
+    there = load(path).apply(train)
     assert there.stowax_compiler_options == options
     args = jax.tree.map(lambda spec: jax.numpy.ones(spec.shape, spec.dtype), ARGS)
     there(*args)
     monkeypatch.setattr("stowax._plan._effect.is_here", lambda name: name == "v5p-8")
-    here = stowax.load_plan(path).apply(train)
+    here = load(path).apply(train)
     assert not hasattr(here, "stowax_compiler_options")
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         here(*jax.tree.map(jax.numpy.ones_like, args))

@@ -95,6 +95,38 @@ def test_leaving_early_ends_the_thread_and_closes_the_generator():
     assert len(threads()) == before
 
 
+def test_threads_that_share_batches_all_end():
+    batches, got = stowax.prefetch([np.full(2, k) for k in range(30)]), []
+
+    def take():
+        for batch in batches:
+            got.append(int(batch[0]))
+
+    takers = [threading.Thread(target=take, daemon=True) for _ in range(4)]
+    for taker in takers:
+        taker.start()
+    for taker in takers:
+        taker.join(20)
+    assert not any(taker.is_alive() for taker in takers)
+    assert sorted(got) == [*range(30)]
+
+
+def test_closing_wakes_a_thread_that_waits():
+    slow = threading.Event()
+
+    def source():
+        yield np.ones(2)
+        slow.wait(20)
+
+    batches = stowax.prefetch(source())
+    waiting = threading.Thread(target=lambda: list(batches), daemon=True)
+    waiting.start()
+    batches.close()
+    waiting.join(20)
+    slow.set()
+    assert not waiting.is_alive()
+
+
 def test_settings_of_the_loop_hold_for_its_batches():
     with jax.default_device(jax.devices()[3]), jax.enable_x64(True):
         (batch,) = stowax.prefetch([np.ones(2, np.float64)])

@@ -7,9 +7,23 @@ expected, a field too many or too few is an error that says where; nothing is gu
 import contextlib
 import dataclasses
 import functools
+import json
+import math
+import re
 import types
 import typing
 from typing import Any
+
+
+def json_of(text: str | bytes) -> Any:
+    """What JSON text says.
+
+    **Raises:** `ValueError`, also for text that is nested too deep to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 class NotSuchARecord(ValueError):
@@ -44,6 +58,20 @@ def _types_of(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
+# What a terminal obeys, and what is no text: never in what we write. Lines may break.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_MOST = 1 << 63
+"""Bytes and counts stay below it; so does all that C can take."""
+
+
+def _is_plain(value: int | str) -> bool:
+    return not _CONTROL.search(value) if isinstance(value, str) else _is_number(value)
+
+
+def _is_number(value: float) -> bool:
+    return value in (math.inf, -math.inf) or -_MOST < value < _MOST
+
+
 def _has_no_default(field: Any) -> bool:
     missing = dataclasses.MISSING
     return field.default is missing and field.default_factory is missing
@@ -76,11 +104,18 @@ def _value_of(wanted: Any, value: Any, where: str) -> Any:
         return _one_of(inside, value, where)
     elif origin is typing.Literal and value in inside:
         return value
-    elif wanted is float and type(value) in (int, float):
+    elif wanted is float and type(value) in (int, float) and _is_number(value):
         return float(value)
-    elif wanted in (int, str, bool) and type(value) is wanted:
+    elif wanted in (int, str, bool) and type(value) is wanted and _is_plain(value):
         return value
-    raise NotSuchARecord(f"{where} is {value!r:.60}")
+    raise NotSuchARecord(f"{where} is {_told(value)}")
+
+
+def _told(value: Any) -> str:
+    try:
+        return f"{value!r:.60}"
+    except RecursionError:
+        return "nested too deep"
 
 
 def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:

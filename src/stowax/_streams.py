@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import BinaryIO
 
 _NOISE = re.compile(
     rb"cudart_stub\.cc|All log messages before absl::InitializeLog"
@@ -51,6 +52,25 @@ def only_result_on_stdout() -> Iterator[None]:
         yield
 
 
+def nowhere_for_stdout() -> None:
+    """What is still printed to stdout goes nowhere, where nobody reads it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != 1:
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+
+
+def _scratch() -> BinaryIO | None:
+    """A file without a name: in memory, or in a temporary folder; `None` without."""
+    with contextlib.suppress(AttributeError, OSError):
+        return os.fdopen(os.memfd_create("stowax"), "w+b")
+    with contextlib.suppress(OSError):
+        return tempfile.TemporaryFile()
+    return None
+
+
 @contextlib.contextmanager
 def quiet_native_log() -> Iterator[None]:
     """Keeps known chatter of the C++ plugins off stderr; everything else is passed on.
@@ -64,7 +84,12 @@ def quiet_native_log() -> Iterator[None]:
     except OSError:  # no stderr at all
         yield
         return
-    with tempfile.TemporaryFile() as held:
+    held = _scratch()
+    if held is None:
+        os.close(saved)
+        yield
+        return
+    with held:
         os.dup2(held.fileno(), 2)
         try:
             yield

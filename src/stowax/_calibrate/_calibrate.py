@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import functools
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -127,8 +128,8 @@ def calibrate(
 
     **Returns:** a `Calibration`; printed, a table.
 
-    **Raises:** `ArgumentError` for a target that is not attached, and where nothing can
-    be written.
+    **Raises:** `ArgumentError` for a target that is not attached, and early on where
+    nothing can be written.
 
     ```python
     print(stowax.calibrate())
@@ -147,7 +148,10 @@ def calibrate(
     keep = _keeper(devices) if save else None
     found = measure_machine(devices, effort, say, keep=keep)
     if save:
-        say(f"saved {save_calibration(found)}")
+        try:
+            say(f"saved {save_calibration(found)}")
+        except ArgumentError as error:  # what was measured is not lost for that
+            warnings.warn(f"the calibration is not kept. {error}", stacklevel=2)
     return found
 
 

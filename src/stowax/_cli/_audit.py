@@ -18,7 +18,9 @@ from ._base import (
     FINE,
     FOUND,
     INTERRUPTED,
+    Writes,
     command,
+    hand_over,
     json_option,
     module_option,
     script_arguments,
@@ -91,22 +93,21 @@ def audit(
         def finish(error: BaseException | None) -> int:
             found = watched.end(error)
             quiet.close()
-            if as_json:
-                click.echo(json.dumps(found.to_json(), indent=1))
-            _write(found, output, html)
+            text = json.dumps(found.to_json(), indent=1)
+            files: dict[str, Writes] = {
+                "-o": (output, lambda path: write_whole(path, text)),
+                "--html": (html, lambda path: write_whole(path, _page(found))),
+            }
+            hand_over(text if as_json else None, files)
             return _code(found, error)
 
         return watched.run(program, words, finish)
 
 
-def _write(found: Any, output: str | None, html: str | None) -> None:
-    if output is not None:
-        write_whole(output, json.dumps(found.to_json(), indent=1), "-o")
-    if html is not None:
-        from ..report import audit_page
+def _page(found: Any) -> str:
+    from ..report import audit_page
 
-        write_whole(html, audit_page(found), "--html")
-        click.echo(f"saved {html}", err=True)
+    return audit_page(found)
 
 
 def _code(found: Any, error: BaseException | None) -> int:
@@ -168,11 +169,11 @@ class _Watched:
             self._say(f"\n{self._found}")
 
     def _say(self, text: str) -> None:
-        """Where stdout was when the script began: it may have replaced or closed it."""
+        """Where stdout was when the script began, if somebody reads that."""
         if not self._silent:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
             try:
                 click.echo(text, file=self._out)
-            except ValueError:
+            except (OSError, ValueError):
                 click.echo(text, err=True)

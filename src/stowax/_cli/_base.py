@@ -6,16 +6,18 @@ wrong into one message on stderr, with the arguments named as they are typed.
 
 import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import click
 
 from .._errors import ArgumentError, StowaxError
-from .._streams import import_jax_quietly
+from .._streams import import_jax_quietly, nowhere_for_stdout
+from ._interrupts import INTERRUPTED as INTERRUPTED
+from ._interrupts import ends_at_once
 from ._user_file import where_it_failed
 
-FINE, FOUND, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
+FINE, FOUND, COULD_NOT_RUN = 0, 1, 2
 
 
 def progress_to_stderr() -> Callable[[str], None]:
@@ -44,11 +46,15 @@ def command(run: Callable[..., int]) -> Callable[..., None]:
     )
     @functools.wraps(run)
     def guarded(*args: Any, whole: bool, **options: Any) -> None:
-        import_jax_quietly()
         try:
-            code = run(*args, **options)
+            with ends_at_once():
+                import_jax_quietly()
+                code = run(*args, **options)
         except StowaxError as error:
             _fail(_named_as_typed(error), error, whole)
+        except BrokenPipeError:  # `| head`: nobody reads on
+            nowhere_for_stdout()
+            raise click.exceptions.Exit(COULD_NOT_RUN) from None
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
@@ -84,6 +90,35 @@ def _named_as_typed(error: StowaxError) -> str:
         option = f"--{typed.replace('_', '-')}"
         return f"{option}: got {error.got}. {error.instead}"
     return str(error)
+
+
+Writes = tuple[str | None, Callable[[str], object]]
+"""A path, if one was asked for, and what writes there."""
+
+
+def hand_over(text: str | None, files: Mapping[str, Writes]) -> None:
+    """Prints a result and writes its files: none of it is lost where one file fails.
+
+    **Arguments:** `files` has them by the option that asks for each.
+
+    **Raises:** the first file's error, at the end.
+    """
+    failed: list[StowaxError] = []
+    for option, (path, write) in files.items():
+        if path is None:
+            continue
+        try:
+            write(path)
+        except ArgumentError as error:
+            failed.append(ArgumentError(option, error.got, error.instead))
+        except StowaxError as error:
+            failed.append(error)
+        else:
+            click.echo(f"saved {path}", err=True)
+    if text is not None:
+        click.echo(text)
+    if failed:
+        raise failed[0]
 
 
 def script_arguments(run: Callable[..., Any]) -> Callable[..., Any]:

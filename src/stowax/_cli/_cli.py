@@ -20,14 +20,16 @@ import click
 from .._errors import ArgumentError
 from .._files import check_writable
 from .._records._stages import DECISIONS
-from .._streams import only_result_on_stdout
+from .._streams import nowhere_for_stdout, only_result_on_stdout
 from .._versions import versions
 from ._audit import audit
 from ._base import (
     FINE,
     FOUND,
+    Writes,
     command,
     function_argument,
+    hand_over,
     host_options,
     json_option,
     progress_to_stderr,
@@ -72,6 +74,8 @@ def main() -> None:
 
     Exit code: 0 fine, 1 ran and found a problem, 2 could not run.
     """  # noqa: D301
+    if sys.stdout is None:  # closed, as by `>&-`
+        nowhere_for_stdout()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that has no × shows ? instead of a traceback.
         if isinstance(stream, io.TextIOWrapper):
@@ -178,6 +182,7 @@ def plan(
         )
     if output is not None:
         check_writable(output, "-o")
+    files: dict[str, Writes] = {}
     with only_result_on_stdout():
         step, args = load_step(where)
         options: dict[str, Any] = {
@@ -199,12 +204,10 @@ def plan(
         else:
             budget = budgets[0] if budgets else None
             made = stowax.plan(step, *args, budget=budget, **options)
-            if output is not None:
-                made.save(output)
-                click.echo(f"saved {output}", err=True)
+            files["-o"] = output, made.save
             text = json.dumps(made.to_json(), indent=1) if as_json else str(made)
             fits = made.fits
-    click.echo(text)
+    hand_over(text, files)
     return FINE if fits else FOUND
 
 

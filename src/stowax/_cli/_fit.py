@@ -8,8 +8,10 @@ from .._streams import only_result_on_stdout
 from ._base import (
     FINE,
     FOUND,
+    Writes,
     command,
     function_argument,
+    hand_over,
     host_options,
     json_option,
     progress_to_stderr,
@@ -108,12 +110,9 @@ def fit(
             if error.argument != "batches":
                 raise
             raise ArgumentError("--batch", error.got, error.instead) from None
-        if output is not None and found.largest:
-            found.plans[found.largest].save(output)
-            click.echo(f"saved {output}", err=True)
-        if html is not None:
-            found.to_html(html)
-            click.echo(f"saved {html}", err=True)
         text = found.to_json() if as_json else str(found)
-    click.echo(text)
+    files: dict[str, Writes] = {"--html": (html, found.to_html)}
+    if found.largest:
+        files["-o"] = output, found.plans[found.largest].save
+    hand_over(text, files)
     return FINE if found.largest else FOUND

@@ -16,7 +16,15 @@ from .._errors import ArgumentError
 from .._files import check_writable, write_whole
 from .._records import _perfetto
 from .._streams import only_result_on_stdout
-from ._base import FINE, FOUND, command, json_option, target_option
+from ._base import (
+    FINE,
+    FOUND,
+    Writes,
+    command,
+    hand_over,
+    json_option,
+    target_option,
+)
 from ._user_file import load_step
 
 
@@ -129,13 +137,14 @@ def inspect(
                 if as_json
                 else f"{text}\n\n{comparison_text(found.timeline, ran)}"
             )
-        if perfetto is not None:
-            _perfetto.write(timelines, perfetto, found.memory_timeline)
-            click.echo(f"saved {perfetto}", err=True)
-        if html is not None:
-            found.to_html(html, made, around)
-            click.echo(f"saved {html}", err=True)
-    click.echo(text)
+    files: dict[str, Writes] = {
+        "--perfetto": (
+            perfetto,
+            lambda path: _perfetto.write(timelines, path, found.memory_timeline),
+        ),
+        "--html": (html, lambda path: found.to_html(path, made, around)),
+    }
+    hand_over(text, files)
     return FOUND if found.hazards or found.fits is False else FINE
 
 
@@ -143,14 +152,15 @@ def _audit_of(path: str | None, html: str | None) -> Any:
     """The audit that was saved at `path`, for the page."""
     if path is None:
         return None
-    from .._record_json import NotSuchARecord, record_of
+    from .._record_json import json_of, record_of
     from .._records._audit import AuditRecord
 
     if html is None:
         raise ArgumentError("--audit", path, "Name a page for it: --html report.html.")
     try:
-        return record_of(AuditRecord, json.loads(pathlib.Path(path).read_text()))
-    except (OSError, ValueError, NotSuchARecord) as error:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        return record_of(AuditRecord, json_of(text))
+    except (OSError, ValueError) as error:
         raise ArgumentError(
             "--audit",
             f"{path}, {error}",
@@ -174,10 +184,8 @@ def _compared(
         )
     first, second = (stowax.load_inspection(path) for path in paths)
     names = _names(paths)
-    if html is not None:
-        write_whole(html, differences_page(first, second, names), "--html")
-        click.echo(f"saved {html}", err=True)
-    click.echo(differences_text(first, second, names))
+    write = lambda path: write_whole(path, differences_page(first, second, names))
+    hand_over(differences_text(first, second, names), {"--html": (html, write)})
     return FINE
 
 

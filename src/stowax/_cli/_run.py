@@ -11,6 +11,7 @@ from ._base import (
     AS_IT_IS,
     INTERRUPTED,
     command,
+    hand_over,
     host_options,
     module_option,
     progress_to_stderr,
@@ -106,8 +107,7 @@ def _report(session: Any, output: str | None) -> None:
             "Plan the one you want with stowax.jit, and save its .plan.",
         )
     (made,) = plans.values()
-    made.save(output)
-    click.echo(f"saved {output}", err=True)
+    hand_over(None, {"-o": (output, made.save)})
 
 
 def _code(error: BaseException | None) -> int:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 
 from .._errors import ArgumentError
+from ._interrupts import as_python_does
 
 # What Python says when a process is started; multiprocessing does not always.
 _COPIES = ("os.fork", "os.forkpty")
@@ -116,7 +117,7 @@ def run_program(
         sys.addaudithook(_heard)
     _following.set()
     try:
-        with _counting_processes(), _leaving(leaves):
+        with _counting_processes(), _leaving(leaves), as_python_does():
             exec(program.code, module.__dict__)
             for thread in threading.enumerate():
                 # As the end of a process waits for them.

@@ -35,7 +35,8 @@ def prefetch(
     `jax.sharding.Sharding`, a device, a pytree of them as `jax.device_put` takes it, or
     what `plan.specs(batch)` returned; without it, the default device.
 
-    **Returns:** an iterator. It ends where `iterator` ends; an error in there is raised
+    **Returns:** an iterator, for one thread or several, each batch for one of them. It
+    ends where `iterator` ends; an error in there is raised
     in its place in the order of batches. Leaving early is fine: `close()`, a `with`
     block or the end of its life stops the thread, and closes the generator behind it.
 
@@ -159,7 +160,7 @@ class Prefetch:
         if self._over:
             raise StopIteration
         kind, value = self._shared.ready.get()
-        if kind == "batch":
+        if kind == "batch" and not self._over:
             self._shared.free.release()
             return value
         self.close()
@@ -170,6 +171,8 @@ class Prefetch:
     def close(self) -> None:
         """Stops placing batches; what lies ready is dropped."""
         self._over = True
+        # Another thread may wait for a batch here; it wakes the next one.
+        self._shared.ready.put(("end", None))
         self._finalizer()
 
     def __enter__(self) -> "Prefetch":

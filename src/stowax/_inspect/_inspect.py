@@ -323,7 +323,8 @@ def _with_memory(
             reason=(
                 "the compiler did not write down where arrays lie. Give "
                 "stowax.inspect the jitted function and its arguments, not what is "
-                "compiled, and leave the option xla_dump_to to it."
+                "compiled, leave the option xla_dump_to to it, and let it have a "
+                "temporary folder (TMPDIR)."
             ),
         )
         return dataclasses.replace(found, omissions=(*found.omissions, omission))

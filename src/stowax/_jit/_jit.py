@@ -87,4 +87,4 @@ def jit(
         static_argnums, static_argnames, donate_argnums, donate_argnames
     )
     wishes = wished({name: options[name] for name in WISHES})
-    return Planned(what, wishes, given_plan(plan))
+    return Planned(what, wishes, given_plan(plan, wishes.compiler_options))

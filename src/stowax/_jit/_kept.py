@@ -4,16 +4,20 @@ A training job that is started again asks for the same plan (`_plan._key`): it i
 nothing is solved and nothing compiled to find it. Its program comes from JAX's own
 persistent cache, where the user has one.
 
-A file that cannot be read is no plan, and is written anew. A folder that cannot be
-written to is no error: plans are made, then, as if none were kept.
+A file that cannot be read, or was changed, is no plan, and is written anew. A folder
+that cannot be written to is no error: plans are made, then, as if none were kept.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import os
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 from .._errors import ArgumentError, StowaxError
-from .._files import user_cache
+from .._files import read_own, user_cache, write_own
 from .._plan._plan import Plan, load_plan
 
 
@@ -36,14 +40,14 @@ class Kept:
             )
         return cls(pathlib.Path(cache) / "plans")
 
-    def read(self, key: str) -> Plan | None:
-        """The plan of that key, if one is kept."""
-        if self.folder is None:
-            return None
-        try:
-            return load_plan(self._path(key))
-        except StowaxError:
-            return None
+    def read(self, key: str, options: Mapping[str, Any]) -> Plan | None:
+        """The plan of that key, if one is kept; `options` are the user's own."""
+        for path in self._paths(key):
+            # Read whole first: what is not as it was written is no plan.
+            with contextlib.suppress(OSError, StowaxError):
+                if path.name == _name(key, read_own(path)):
+                    return load_plan(path, compiler_options=options)
+        return None
 
     def write(self, key: str, plan: Plan) -> None:
         """Keeps a plan; where nothing can be written, does nothing."""
@@ -51,10 +55,21 @@ class Kept:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            plan.save(self._path(key))
-        except (OSError, ArgumentError):
+            data = plan.to_text().encode()
+            name = _name(key, data)
+            write_own(self.folder / name, data)
+            for other in self._paths(key):
+                if other.name != name:
+                    other.unlink()
+        except OSError:
             return
 
-    def _path(self, key: str) -> pathlib.Path:
-        assert self.folder is not None, "there is no folder to keep plans in"
-        return self.folder / f"{key}.json"
+    def _paths(self, key: str) -> list[pathlib.Path]:
+        """One, or what two processes have just written of the same key."""
+        folder = self.folder
+        return [] if folder is None else sorted(folder.glob(f"{key}-*.json"))
+
+
+def _name(key: str, data: bytes) -> str:
+    """The name of a kept plan's file, by which it is told whether it was changed."""
+    return f"{key}-{hashlib.sha256(data).hexdigest()[:32]}.json"

@@ -233,7 +233,7 @@ class Planned(KnownStep):
 
         def make(asked: Asked) -> Plan:
             key = plan_key(asked)
-            kept = self._kept.read(key)
+            kept = self._kept.read(key, asked.compiler_options)
             if kept is not None:
                 # The step may differ in what its key does not say: that shows here.
                 with (

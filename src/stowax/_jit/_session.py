@@ -247,7 +247,9 @@ def planning(
         raise ArgumentError(
             "planning", "a block within another one", "Leave out one of the two."
         )
-    session, real, spread = Session(wished(wishes), given_plan(plan)), jax.jit, jax.pmap
+    asked = wished(wishes)
+    session = Session(asked, given_plan(plan, asked.compiler_options))
+    real, spread = jax.jit, jax.pmap
 
     def jit(fun: Any = None, /, **options: Any) -> Any:
         if fun is None:

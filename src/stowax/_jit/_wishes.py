@@ -43,6 +43,10 @@ def wished(wishes: Mapping[str, Any]) -> Wishes:
     return Wishes(**wishes)
 
 
-def given_plan(plan: Plan | str | os.PathLike[str] | None) -> Plan | None:
-    """A plan, or that of a file."""
-    return plan if plan is None or isinstance(plan, Plan) else load_plan(plan)
+def given_plan(
+    plan: Plan | str | os.PathLike[str] | None, options: Mapping[str, Any] | None
+) -> Plan | None:
+    """A plan, or that of a file, which may have these compiler options."""
+    if plan is None or isinstance(plan, Plan):
+        return plan
+    return load_plan(plan, compiler_options=options)

@@ -72,7 +72,11 @@ def plan_as_code(record: PlanRecord) -> str:
     print(stowax.load_plan("plan.json").as_code())
     ```
     """
-    parts = [_HEADER.format(step=_one_line(record.program.step), target=record.target)]
+    parts = [
+        _HEADER.format(
+            step=_one_line(record.program.step), target=_one_line(record.target)
+        )
+    ]
     taken: set[str] = set()
     for stack in record.program.stacks:
         decisions = [d for d in record.decisions if d.stack == stack.name]
@@ -201,7 +205,8 @@ def _annotations(named: Sequence[_Named]) -> list[str]:
     told: set[str] = set()
     for one in named:
         shape = ",".join(str(n) for n in one.record.shape)
-        what = f"{one.record.dtype}[{shape}], {one.record.decision}"
+        dtype = _one_line(one.record.dtype)
+        what = f"{dtype}[{shape}], {one.record.decision}"
         if one.given:
             if one.name not in told:
                 told.add(one.name)
@@ -267,4 +272,5 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """`text` for a comment: what ends a line would make code of the rest."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

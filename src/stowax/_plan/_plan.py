@@ -4,8 +4,9 @@
 effect on a step, `place` and `specs` on the step's arguments.
 """
 
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import jax
 from .._calling._calling import take
 from .._calling._known import known
 from .._calling._objects import together
+from .._errors import ArgumentError
 from .._records._plan import PlanRecord
 from .._records._plan_file import plan_from, read_plan
 from .._state._places import (
@@ -23,6 +25,7 @@ from .._state._places import (
     put,
     spec_in,
 )
+from .._survey._options import is_own_option
 from .._target._foreign import target_for
 from ._applied import Applied
 from ._effect import put_into_effect, why_it_does_not_fit
@@ -163,13 +166,30 @@ class Plan(PlanRecord):
         return plan_html(self)
 
 
-def load_plan(path: Any) -> Plan:
+def load_plan(path: Any, *, compiler_options: Mapping[str, Any] | None = None) -> Plan:
     """A plan from a file that `Plan.save` wrote.
 
-    **Raises:** `ArgumentError` for a file that is missing, damaged or no plan;
-    `PlanMismatchError` for one written by a stowax with another format.
+    **Arguments:** `compiler_options` are those that were given to `stowax.plan`. A
+    compiler's option can make it write files or change numbers, so one from a file is
+    taken only if it is stowax's own, or said here.
+
+    **Raises:** `ArgumentError` for a file that is missing, damaged or no plan, or has
+    a compiler option that nobody vouches for; `PlanMismatchError` for one written by a
+    stowax with another format.
     """
-    return read_plan(Plan, path)
+    plan, given = read_plan(Plan, path), compiler_options or {}
+    for name, value in plan.program.compiler_options.items():
+        if is_own_option(name, value) or (name in given and given[name] == value):
+            continue
+        raise ArgumentError(
+            "path",
+            f"{os.fspath(path)!r}, a plan with the compiler option {name!r:.60} = "
+            f"{value!r:.60}, which is none of stowax's own",
+            "Use no plan of somebody you do not trust. Options that you gave to "
+            "stowax.plan are given again: "
+            "stowax.load_plan(path, compiler_options={...}).",
+        )
+    return plan
 
 
 def plan_of(data: Any) -> Plan:

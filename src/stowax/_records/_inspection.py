@@ -9,10 +9,10 @@ import os
 from typing import Any, Self
 
 from .._errors import ArgumentError
-from .._record_json import NotSuchARecord, record_of
+from .._record_json import NotSuchARecord, json_of, record_of
 from .._units import format_bytes
 from . import _perfetto
-from ._memory import MemoryTimeline
+from ._memory import MEMORY_ROLES, MemoryTimeline
 from ._peak import MemoryPeak
 from ._program import CopyCheck, Transfer
 from ._timeline import Timeline
@@ -174,7 +174,7 @@ class Inspection:
     def _read(cls, text: str, argument: str, got: str) -> Self:
         instead = "Give what Inspection.to_json or `stowax inspect --json` wrote."
         try:
-            data = json.loads(text)
+            data = json_of(text)
         except ValueError as error:
             raise ArgumentError(
                 argument, f"{got}, which is no whole JSON ({error})", instead
@@ -189,11 +189,28 @@ class Inspection:
                 "install the stowax that wrote it.",
             )
         try:
-            return record_of(cls, _without_totals(data))
+            found = record_of(cls, _without_totals(data))
+            _check(found)
+            return found
         except NotSuchARecord as error:
             raise ArgumentError(
                 argument, f"{got}, which is no whole inspection ({error})", instead
             ) from None
+
+
+def _check(found: Inspection) -> None:
+    """**Raises:** `NotSuchARecord` for a loop or a moment that no step has."""
+    for k, interval in enumerate(found.timeline.intervals):
+        if min(interval.count, *(turns for turns, _ in interval.around), 1) < 1:
+            raise NotSuchARecord(f"timeline.intervals.{k} never is")
+    memory = found.memory_timeline
+    if memory is None:
+        return
+    if any(loop.trips < 1 for loop in memory.loops):
+        raise NotSuchARecord("memory_timeline.loops has one that never runs")
+    moments = (*memory.device.moments, *memory.host.moments)
+    if any(len(moment.bytes) != len(MEMORY_ROLES) for moment in moments):
+        raise NotSuchARecord("memory_timeline has a moment without a role")
 
 
 def _without_totals(data: dict[str, Any]) -> dict[str, Any]:

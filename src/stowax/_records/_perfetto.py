@@ -16,11 +16,10 @@ and on the device; `_spread` moves what does not to a second thread of the same 
 import itertools
 import json
 import os
-import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from .._errors import ArgumentError
+from .._files import write_whole
 from ._memory import MEMORY_ROLES, MemoryTimeline
 
 MOST_TIMES = 1000
@@ -75,14 +74,7 @@ def write(
     if memory is not None:
         events += memory_events(memory)
     text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-    try:
-        pathlib.Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(
-            "path",
-            f"{os.fspath(path)!r}, which cannot be written ({error.strerror})",
-            "Write the path of a file in a folder that is there.",
-        ) from None
+    write_whole(path, text)
 
 
 def trace_events(

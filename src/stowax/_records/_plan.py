@@ -350,8 +350,11 @@ class PlanRecord:
 
         **Raises:** `ArgumentError` if nothing can be written there.
         """
-        text = json.dumps(self.to_json(), indent=1) + "\n"
-        write_whole(path, text)
+        write_whole(path, self.to_text())
+
+    def to_text(self) -> str:
+        """What `save` writes."""
+        return json.dumps(self.to_json(), indent=1) + "\n"
 
 
 def _plain(value: Any) -> Any:

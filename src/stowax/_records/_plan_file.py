@@ -1,12 +1,13 @@
 """Plans read back from what `PlanRecord.save` and `to_json` made, and checked."""
 
-import json
+import dataclasses
 import os
 import pathlib
+import re
 from typing import Any, TypeVar
 
 from .._errors import ArgumentError, PlanMismatchError
-from .._record_json import NotSuchARecord, record_of
+from .._record_json import NotSuchARecord, json_of, record_of
 from ._plan import FORMAT_VERSION, PlanRecord
 from ._stages import STATE
 
@@ -20,12 +21,12 @@ def read_plan(kind: type[Record], path: str | os.PathLike[str]) -> Record:
     `PlanMismatchError` for one of another format.
     """
     try:
-        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        data = json_of(pathlib.Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArgumentError(
             "path", f"{os.fspath(path)!r}, which does not exist", _INSTEAD
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ArgumentError(
             "path", f"{os.fspath(path)!r}, which is no whole plan ({error})", _INSTEAD
         ) from None
@@ -46,6 +47,9 @@ def plan_from(kind: type[Record], data: Any, path: str) -> Record:
     parts = {key: value for key, value in data.items() if key != "format"}
     try:
         plan: Record = record_of(kind, parts)
+        _check_lines(plan.program, "program")
+        for number, decision in enumerate(plan.decisions):
+            _check_lines(decision, f"decisions.{number}")
         _check_arguments(plan)
         _check_decisions(plan)
     except NotSuchARecord as error:
@@ -62,7 +66,28 @@ def _written_by(data: dict[str, Any]) -> str | None:
     return versions.get("stowax") if isinstance(versions, dict) else None
 
 
+_POSITION = re.compile(r"args\[(\d{1,9})\]")
 _INSTEAD = "Give a file that Plan.save or `stowax plan -o` wrote."
+
+
+def _check_lines(part: Any, at: str) -> None:
+    """Names and places are one line: whoever prints them writes no second one.
+
+    **Raises:** `NotSuchARecord`.
+    """
+    if isinstance(part, str):
+        if len(part.splitlines()) > 1:
+            raise NotSuchARecord(f"{at} is {part!r:.60}, and not one line")
+    elif dataclasses.is_dataclass(part):
+        for field in dataclasses.fields(part):
+            _check_lines(getattr(part, field.name), f"{at}.{field.name}")
+    elif isinstance(part, tuple):
+        for number, item in enumerate(part):
+            _check_lines(item, f"{at}.{number}")
+    elif isinstance(part, dict):
+        for key, item in part.items():
+            _check_lines(key, at)
+            _check_lines(item, f"{at}.{key}")
 
 
 def _check_arguments(plan: PlanRecord) -> None:
@@ -78,6 +103,7 @@ def _check_arguments(plan: PlanRecord) -> None:
             ),
             "output": argument.output is None or argument.output >= 0,
             "memory_kind": argument.memory_kind in ("device", "pinned_host"),
+            "path": "]" in argument.path,
             "partition": parts is None or len(parts) == ndim,
             "order": order is None or sorted(order) == list(range(ndim)),
         }
@@ -88,7 +114,9 @@ def _check_arguments(plan: PlanRecord) -> None:
                     f"program.arguments.{number}.{field} is {value!r:.60}"
                 )
     donated = plan.program.donate_argnums
-    if any(number < 0 for number in donated) or len({*donated}) < len(donated):
+    found = (_POSITION.match(argument.path) for argument in plan.program.arguments)
+    there = {int(path[1]) for path in found if path is not None}
+    if not there.issuperset(donated) or len({*donated}) < len(donated):
         raise NotSuchARecord(f"program.donate_argnums is {donated!r:.60}")
 
 

@@ -6,7 +6,6 @@ step, of one device. No JAX in here.
 """
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Iterator
 from typing import Literal
@@ -57,9 +56,12 @@ class Interval:
         for outside, _ in self.around:
             turns //= outside
         loops = ((turns, self.period), *self.around)
-        for steps in itertools.product(*(range(count) for count, _ in loops[::-1])):
-            later = zip(steps[::-1], loops, strict=True)
-            yield self.start + sum(step * period for step, (_, period) in later)
+        for number in range(self.count):  # one by one: there may be very many
+            later = 0.0
+            for turns, period in loops:
+                number, step = divmod(number, turns)
+                later += step * period
+            yield self.start + later
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

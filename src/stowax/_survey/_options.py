@@ -179,6 +179,15 @@ def more_fast_memory(target: Target) -> dict[str, str | bool | float]:
     return {FAST_MEMORY: str(known[1])} if known else {}
 
 
+def is_own_option(name: str, value: Any) -> bool:
+    """Whether a plan may have this option without anybody else's wish."""
+    tables = (_TPU_OVERLAP, _TPU_ALWAYS, _TPU_GATHERED, _GPU_OVERLAP, _GPU_COPIES)
+    alternatives = (*_TPU_ALTERNATIVES, *_GPU_ALTERNATIVES)
+    if any(table.get(name) == value for table in (*tables, *alternatives)):
+        return True
+    return name == FAST_MEMORY and value in {str(v[1]) for v in _FAST_MEMORY.values()}
+
+
 def wants_row_major(target: Target, specs: Any = ()) -> bool:
     """Whether stored values are to lie in memory as their shapes say.
 

@@ -16,8 +16,8 @@ import platform
 import re
 
 from .._errors import ArgumentError
-from .._files import user_cache, write_whole
-from .._record_json import NotSuchARecord
+from .._files import read_own, user_cache, write_whole
+from .._record_json import NotSuchARecord, json_of
 from .._records._calibration import CalibrationRecord, calibration_of
 
 VARIABLE = "STOWAX_CALIBRATION"
@@ -70,7 +70,7 @@ def find_calibration(
     """
     path = calibration_path(device_kind, device_count)
     try:
-        found = calibration_of(json.loads(path.read_text(encoding="utf-8")))
+        found = calibration_of(json_of(read_own(path)))
     except (FileNotFoundError, NotADirectoryError):
         return None, None
     except (OSError, ValueError) as error:

@@ -13,28 +13,30 @@ dump is waited for.
 
 import contextlib
 import pathlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .. import _jax_targets
+from .._files import scratch_folder
 
 _FOLDER = "xla_dump_to"
 
 
 @contextlib.contextmanager
 def dumping(options: Mapping[str, Any]) -> Iterator[pathlib.Path | None]:
-    """A folder for a compiler's dump, or `None` where the user has one of their own.
+    """A folder for a compiler's dump; `None` if the user has one, or none can be made.
 
     **Arguments:** `options` are the compiler options of the compilation to come.
     """
     if _FOLDER in options:
         yield None
         return
-    with (
-        tempfile.TemporaryDirectory(prefix="stowax-") as folder,
-        _jax_targets.without_compilation_cache(),
-    ):
+    try:
+        made = scratch_folder("stowax-")
+    except OSError:  # nowhere to write it down
+        yield None
+        return
+    with made as folder, _jax_targets.without_compilation_cache():
         yield pathlib.Path(folder)
 
 
@@ -54,11 +56,16 @@ def layout_in(folder: pathlib.Path | None) -> tuple[bytes, bytes] | None:
     if folder is None:
         return None
     # protobuf is loaded only when a program is read
+    from google.protobuf.message import DecodeError
+
     from .._hlo._proto import Dump
 
     found = []
     for file in folder.glob("*.hlo.pb"):
-        dump = Dump.FromString(file.read_bytes())
+        try:
+            dump = Dump.FromString(file.read_bytes())
+        except (DecodeError, OSError):  # half of it, on a full disk
+            continue
         if dump.buffer_assignment:
             found.append((dump.hlo_module, dump.buffer_assignment))
     return max(found, key=lambda pair: len(pair[0]), default=None)

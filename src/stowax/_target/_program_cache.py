@@ -8,6 +8,7 @@ figures. Those are kept here, and also that a compiler refused a program for its
 What goes silently wrong: two programs under one key. So the key is made of all that a
 compiler sees: the module, the names of its operations (by which copies are told apart),
 the options, the devices, the versions, the flags in the environment, JAX's settings.
+And a file that was changed: each has a digest of its content and key.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import os
 import pathlib
 import time
 import types
+import warnings
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +28,7 @@ from typing import Any
 import jax
 
 from .._errors import ArgumentError, OutOfMemoryCompileError
-from .._files import write_whole
+from .._files import read_own, write_own
 from .._mlir import scopes
 from .._versions import versions
 from ._compiled import LoweredProgram
@@ -86,13 +88,21 @@ class ProgramCache:
         if kept is not None:
             return kept
         found = _compile(lowered, options)
-        write_whole(self._path(key), gzip.compress(_as_bytes(found), 1), "cache")
+        try:
+            write_own(self._path(key), gzip.compress(_as_bytes(found, key), 1))
+        except OSError as error:
+            # What was compiled is not lost for that.
+            warnings.warn(
+                f"cache: {str(self.folder)!r} cannot be written ({error.strerror}): "
+                "programs are compiled, and not kept",
+                stacklevel=2,
+            )
         return dataclasses.replace(found, key=key)
 
     def read(self, key: str) -> KeptProgram | None:
-        """What is kept under `key`; `None` if nothing is, or it cannot be read."""
+        """What is kept under `key`; `None` if nothing is, or not as it was written."""
         with contextlib.suppress(OSError, EOFError, ValueError, zlib.error):
-            return _from_bytes(gzip.decompress(self._path(key).read_bytes()), key)
+            return _from_bytes(gzip.decompress(read_own(self._path(key))), key)
         return None
 
     def _path(self, key: str) -> pathlib.Path:
@@ -164,18 +174,27 @@ def _compile(lowered: LoweredProgram, options: Mapping[str, Any]) -> KeptProgram
     return KeptProgram(module=module, memory=memory, refusal=refusal, seconds=seconds)
 
 
-def _as_bytes(found: KeptProgram) -> bytes:
+def _digest(content: bytes, key: str) -> bytes:
+    """Tells what was changed since, or belongs to another key; it is no signature."""
+    return hashlib.sha256(key.encode() + content).hexdigest().encode()
+
+
+def _as_bytes(found: KeptProgram, key: str) -> bytes:
     note: dict[str, Any] = {"seconds": found.seconds}
     if (refusal := found.refusal) is not None:
         figures = (refusal.needed_bytes, refusal.available_bytes)
         note["refused"] = (str(refusal), *figures)
     else:
         note["memory"] = {n: int(getattr(found.memory, n, 0)) for n in _FIGURES}
-    return json.dumps(note).encode() + b"\n" + found.module
+    content = json.dumps(note).encode() + b"\n" + found.module
+    return _digest(content, key) + b"\n" + content
 
 
 def _from_bytes(data: bytes, key: str) -> KeptProgram:
-    text, _, module = data.partition(b"\n")
+    digest, _, content = data.partition(b"\n")
+    if digest != _digest(content, key):
+        raise ValueError("damaged, or another program's")
+    text, _, module = content.partition(b"\n")
     note, memory, refusal = json.loads(text), None, None
     if "refused" in note:
         refusal = OutOfMemoryCompileError(*note["refused"])

@@ -12,7 +12,6 @@ caller holds stays valid, whatever happens.
 
 import contextlib
 import pathlib
-import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import jax
 
 from .._errors import ArgumentError, TraceError
+from .._files import scratch_folder
 from .._hlo._program import read_program
 from .._jax import argument_path
 from .._records._program import Program
@@ -64,13 +64,23 @@ def measure(
     compiled = _compiled(step, args)
     program = _program(compiled)
     if trace is None:
-        with tempfile.TemporaryDirectory(prefix="stowax-measure-") as folder:
+        with _scratch_folder() as folder:
             _record(step, compiled, args, steps, folder)
             profile = _profile(folder)
     else:
         profile = _profile(trace)
     device, runs = executions(profile, program)
     return timeline_of(runs, device)
+
+
+def _scratch_folder() -> contextlib.AbstractContextManager[str]:
+    try:
+        return scratch_folder("stowax-measure-")
+    except OSError as error:
+        raise TraceError(
+            "measure: JAX's profiler writes to a temporary folder, and none can be "
+            f"made ({error.strerror}). Set TMPDIR to a folder that can be written to."
+        ) from None
 
 
 def _compiled(step: Any, args: tuple[Any, ...]) -> jax.stages.Compiled:

@@ -16,7 +16,14 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks import _charts, _record, budgets_table, llama13b, unrolled
+from benchmarks import (
+    _charts,
+    _record,
+    budgets_table,
+    llama13b,
+    reliability,
+    unrolled,
+)
 from benchmarks._chart_data import Found
 from benchmarks._record import RESULTS, Records
 from benchmarks._registry import BENCHMARKS
@@ -71,7 +78,10 @@ def _made(records: Records) -> str:
 
 def _figures(records: Found) -> Iterator[tuple[str, Any]]:
     """Every figure of the page: its name, and its text."""
-    for section in (_numbers, _bytes, _gpu, _seconds, _planning, _costs):
+    for section in (
+        *(_numbers, _bytes, _gpu, _seconds, _planning, _costs),
+        _reliability,
+    ):
         yield from section(records)
 
 
@@ -81,6 +91,16 @@ def _numbers(records: Found) -> Iterator[tuple[str, Any]]:
         yield f"{cell}_plans", f"{run['plans']:,}"
         for outcome in ("planned", "refused", "wrong", "foreign"):
             yield f"{cell}_{outcome}", run["outcomes"][outcome]
+
+
+def _reliability(records: Found) -> Iterator[tuple[str, Any]]:
+    rows = records["reliability"].cells.values()
+    tries = dict.fromkeys(reliability.PARTS, 0)
+    for row in rows:
+        tries[row["part"]] += row.get("tries", 0)
+    for part, count in tries.items():
+        yield f"tried_{part}", f"{count:,}"
+    yield "tried_faults", sum(map(reliability.faults_of, rows)) or "None"
 
 
 def _bytes(records: Found) -> Iterator[tuple[str, Any]]:

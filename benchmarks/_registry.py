@@ -70,6 +70,10 @@ BENCHMARKS = {
         *("overhead", "measured", "minutes"),
         "what stowax costs: import, restart, dispatch",
     ),
+    "reliability": Benchmark(
+        *("reliability", "measured", "hours"),
+        "kills, signals, damaged files, full disks: is anything lost?",
+    ),
     "audit": Benchmark(
         *("audit_loops", "measured", "minutes"),
         "training loops with an audit's remedies, and what an audit costs",

@@ -188,7 +188,8 @@ def plan_of(context: Context, name: str, work: Workload, **options: Any) -> Any:
     digest = hashlib.sha256(rest.encode()).hexdigest()[:12]
     path = context.folder / "plans" / f"{named}-{digest}.json"
     if path.exists():
-        return stowax.load_plan(path)
+        own = options.get("compiler_options")
+        return stowax.load_plan(path, compiler_options=own)
     plan = stowax.plan(work.step, *work.specs, progress=say, **options)
     path.parent.mkdir(parents=True, exist_ok=True)
     plan.save(path)

@@ -33,7 +33,7 @@ class Config:
 
 
 TINY = Config()
-REAL = Config((320, 640, 1280, 1280), 2, 8, 64, 64, jnp.bfloat16)
+REAL = Config((320, 640, 1280, 1280), 2, 8, 64, 256, jnp.bfloat16)
 LATENTS, GROUPS = 4, 8
 
 
@@ -145,7 +145,7 @@ def made(config: Config) -> tuple[UNet, nnx.Optimizer, Any]:
 
 
 def real() -> tuple[Any, Any]:
-    """The channels of Stable Diffusion on 64 latents of 64 × 64, for `stowax plan`."""
+    """The channels of Stable Diffusion on 256 latents of 64 × 64, for `stowax plan`."""
     shape = (REAL.batch, REAL.pixels, REAL.pixels, LATENTS)
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = nnx.eval_shape(lambda: made(REAL))

@@ -225,7 +225,7 @@ def test_plan_stays_within_its_width_and_on_a_screen(name, width):
     assert all(line == line.rstrip() for line in lines)
     if width >= 80:
         # Two stacks are shown with three groups each, however little room there is.
-        assert len(lines) <= (47 if name == "many" else 40)
+        assert len(lines) <= (47 if name == "many" else 42)
 
 
 def test_plan_is_plain_text_whatever_the_terminal(monkeypatch):

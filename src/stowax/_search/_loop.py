@@ -8,8 +8,8 @@ plan fits only if its own compiled program does.
 
 The step as it is comes first, where it may fit. Then the fastest proposal of any
 variant (`_variants`) that is expected to fit, until one does, `MOST_MISSES` times at
-most; where none is expected to, more variants are opened, and at last what needs the
-least is compiled. Beside the first program that fits one more is, if it may be faster:
+most; where none is expected to, or two did not, more variants are opened, and at last
+what needs the least is compiled. Beside the first program that fits one more is:
 a replay of 136 plans found that all programs after that one buy half a percent. On a
 TPU the best is compiled once more with more of the fast memory for each kernel.
 `compiles` goes on. What the compiler refuses stays on the device, and what is left is
@@ -19,12 +19,7 @@ proposed anew.
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from .._errors import (
-    ArgumentError,
-    CompileError,
-    OffloadVanishedError,
-    StowaxError,
-)
+from .._errors import ArgumentError, CompileError, OffloadVanishedError, StowaxError
 from .._planner import evaluate
 from .._records._plan import Source
 from .._survey._asked import Asked
@@ -246,14 +241,15 @@ class Search:
     def _first(self) -> Proposal | None:
         """The fastest proposal that is expected to fit, else what needs the least."""
         caution = _CAUTION[min(len(self._planned), len(_CAUTION) - 1)]
+        if len(self._planned) > 1:
+            self._opened()
         spaces = self.spaces
         while spaces:
             spaces = [space for space in spaces if space.survey.bodies]
             if (best := self._fastest(spaces, caution)) is not None:
                 return best
             spaces = self._opened()
-        spaces = [space for space in self.spaces if space.survey.bodies]
-        least = [self.propose.least(space) for space in spaces]
+        least = [self.propose.least(s) for s in self.spaces if s.survey.bodies]
         hopeful = [p for p in least if not self._tried(p) and self._is_open(p)]
         return min(hopeful, key=lambda p: p.bytes, default=None)
 

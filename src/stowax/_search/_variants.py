@@ -5,7 +5,6 @@ is the step as it is, which is compiled where it may fit.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 import jax
@@ -132,14 +131,13 @@ def as_written(rolled: Space, budget: int) -> Space | None:
 def in_tiles(rolled: Space, budget: int) -> Space | None:
     """A loss over a large vocabulary in blocks of tokens, all else as it would be.
 
-    Not where it holds little of what backward passes read, and of the budget: where
-    layers are recomputed, logits may be most of the peak.
+    Not where it holds little of what backward passes read.
     """
     if not _has_tiles(rolled):
         return None
     name, free = _in_tiles(rolled, _TILES)
     wanted = rolled.preferences.tiles
-    if not wanted and _held(free, lambda stack: stack.tiles, budget) < _PART:
+    if not wanted and _held(free, lambda stack: stack.tiles) < _PART:
         return None
     name = "the loss in blocks of tokens" + (f", {name}" if name else "")
     return new_space(name, rolled.asked, budget, free)
@@ -201,10 +199,8 @@ def _surveyed(own: Survey, options: Options) -> Survey:
     )
 
 
-def _held(
-    survey: Survey, which: Callable[[Stack], bool], most: float = math.inf
-) -> float:
-    """Part of what backward passes read, or of `most` bytes, that some stacks hold."""
+def _held(survey: Survey, which: Callable[[Stack], bool]) -> float:
+    """Part of what backward passes read that some of the stacks hold."""
     stacks = survey.step.stacks
     whole, mine = 0, 0
     for body in survey.bodies:
@@ -212,7 +208,7 @@ def _held(
             read = sum(v.bytes for v in body.values if v.needed and not v.available)
             whole += read * body.count
             mine += read * body.count * which(stacks[body.name].stack)
-    return mine / min(whole, most) if whole else 0.0
+    return mine / whole if whole else 0.0
 
 
 def _wants_a_loop(rolled: Space) -> bool:

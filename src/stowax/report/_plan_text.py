@@ -15,7 +15,7 @@ from ._decisions_text import decision_lines, stack_titles
 from ._layout import Align, count_of, cut, facts, lines_of, or_dash, table, text_width
 from ._peak_text import arrays_text, peak_title
 
-SCREEN = 40
+SCREEN = 42
 """Lines of a plan, where the number of stacks lets it: one screen."""
 
 _MOST_BASELINES = 9  # two fewer for every stack: together they share a screen

@@ -71,7 +71,11 @@ def whole_model(weights, x):
     return (x**2).mean() * seen[0] + jnp.sin(sums).sum() + seen[1]
 
 
-@pytest.mark.parametrize("reverse", [None, ()], ids=["down", "up"])
+@pytest.mark.parametrize(
+    "reverse",
+    [pytest.param(None, marks=pytest.mark.slow), ()],
+    ids=["down", "up"],
+)
 @pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_numbers_are_the_same_to_the_bit(reverse, size):
     keys = jax.random.split(jax.random.key(0), 3)
@@ -131,6 +135,7 @@ def test_the_smallest_budget_grows_as_the_root_of_the_layers():
     assert many < 256 * INPUT / 3
 
 
+@pytest.mark.slow
 def test_a_plan_in_groups_says_so_and_is_kept_in_a_file(tmp_path):
     count = 16
     args = arguments(count, rows=512)

@@ -316,7 +316,8 @@ def test_a_plan_of_a_partial_function_is_called_what_the_function_is():
     assert session.plans["train_step"].program.step.endswith("train_step")
 
 
-@pytest.mark.parametrize("said", [None, pytest.param((), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("said", [None, ()])
 def test_nothing_is_donated_where_a_script_says_so(said):
     params, x = weights(), batch()
 

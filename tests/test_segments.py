@@ -179,6 +179,7 @@ def test_the_plan_says_what_it_did():
     assert "Straight-line code from " in found.as_code()
 
 
+@pytest.mark.slow
 def test_a_plan_is_kept_in_a_file_and_runs(tmp_path):
     small = weights_of(spec), spec(4096, 128)
     whole = plan(train_step, *small)

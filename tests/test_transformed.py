@@ -308,7 +308,10 @@ def train_along(weights, x):
 
 @pytest.mark.parametrize(
     ("form", "lead"),
-    [(train_by_example, (8,)), (train_along, ())],
+    [
+        (train_by_example, (8,)),
+        pytest.param(train_along, (), marks=pytest.mark.slow),
+    ],
     ids=["examples", "along"],
 )
 def test_they_fit_less_memory_than_they_take(form, lead):

@@ -224,7 +224,7 @@ def test_a_plan_that_updates_on_the_host(tmp_path):
     assert "through the device that would take" in state.reason
     assert "the host's processor updates 1 value of the state" in str(found)
     found.save(tmp_path / "plan.json")
-    again = stowax.load_plan(tmp_path / "plan.json")
+    again = stowax.load_plan(tmp_path / "plan.json", compiler_options=QUICK)
     assert json.loads((tmp_path / "plan.json").read_text())["program"]["arguments"][0][
         "on_host"
     ]

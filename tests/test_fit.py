@@ -5,12 +5,14 @@ import importlib.util
 import json
 import textwrap
 
+import jax
+import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
 
 import stowax
 from stowax._cli._cli import main
-from stowax._errors import ArgumentError
+from stowax._errors import ArgumentError, StepError
 from stowax._fit import _fit
 from stowax._fit._bracket import bracket
 from stowax._fit._fit import _confirmed
@@ -365,3 +367,24 @@ def test_the_command_says_what_to_write(file, arguments, message):
     )
     assert result.exit_code == 2
     assert f"error: {message.format(file=file)}" in result.stderr
+
+
+def test_a_size_that_cannot_be_traced_says_what_sizes_may_be():
+    def step_of(batch):
+        def step(w, x):
+            def loss(w):
+                parts = x.reshape(4, -1, 16)  # microbatches
+                return jnp.tanh(parts @ w).sum()
+
+            return jax.grad(loss)(w)
+
+        spec = jax.ShapeDtypeStruct
+        return step, (spec((16, 16), jnp.float32), spec((batch, 16), jnp.float32))
+
+    with pytest.raises(StepError) as caught:
+        stowax.fit(step_of, budget="1MiB", batches=(6,), progress=False)
+    said = str(caught.value)
+    assert said.startswith(
+        "step_of_batch: the step for a batch of 6 fails with TypeError: "
+    )
+    assert said.endswith("say so: multiple_of=4, or --multiple-of 4.")

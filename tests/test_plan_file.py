@@ -259,7 +259,8 @@ def test_a_plan_for_other_arguments_is_refused(moved, unneeded):
                 found.apply(train).lower(*args)
             assert str(caught.value) == (
                 f"step: {where} is {got}, and the plan was made for {wanted} "
-                f"({where}). Call it as it was planned; other types take another plan."
+                f"({where}). Call it as it was planned, or plan again for these "
+                "arguments."
             )
         with pytest.raises(PlanMismatchError, match=r"step: args\[1\] is missing"):
             found.apply(train).lower(ARGS[0])

@@ -98,11 +98,11 @@ def test_its_cells_and_its_table(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["kills", "steps", "disks", "signals"])
+@pytest.mark.parametrize("part", ["kills", "signals"])
 def test_a_small_campaign_loses_nothing(part, tmp_path, monkeypatch):
     monkeypatch.setattr(reliability, "COMMANDS", ("targets", "plan"))
     path = tmp_path / "r.jsonl"
-    counts = {"kills": "1", "steps": "100", "disks": "2", "signals": "2"}
+    counts = {"kills": "1", "signals": "2"}
     code, records = records_of(path, "--part", part, f"--{part}", counts[part])
     assert (code, [row.get("said") for row in records.cells.values()]) == (
         0,

@@ -207,7 +207,7 @@ def test_a_state_that_changes_between_steps_is_named(offloaded):
         found.apply(growing)(w, state, jnp.float32(2))
     assert str(caught.value) == (
         "step: args[1]['more'] is float32[3], and the plan was made for float32[] "
-        "(args[2]). Call it as it was planned; other types take another plan."
+        "(args[2]). Call it as it was planned, or plan again for these arguments."
     )
 
 

@@ -40,7 +40,8 @@ from ._user_file import load_step_of_batch
     type=int,
     default=1,
     metavar="N",
-    help="Sizes are multiples of it, such as the number of devices (default: 1).",
+    help="Sizes are multiples of it, such as the number of devices or of "
+    "microbatches (default: 1).",
 )
 @click.option(
     "--compiles",

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._errors import ArgumentError
+from .._errors import ArgumentError, StepError, StowaxError
 from .._explain._describe import unplanned_seconds
 from .._plan._finding import Found, find, search_for
 from .._plan._opened import Opened, opened
@@ -55,13 +55,11 @@ class Study:
     def probe(self, batch: int) -> Probe:
         """What a batch size is predicted to need.
 
-        **Raises:** `ArgumentError` for a function that makes no step; what making and
-        tracing the step raises.
+        **Raises:** `ArgumentError` for a function that makes no step, `StepError` for
+        one that cannot be made or traced for this size.
         """
         if batch not in self.probes:
-            step, args = _made(self.step_of_batch, batch)
-            quiet = {**self.wishes, "progress": False}
-            opening = opened(step, args, self.budget, **quiet)
+            opening = self._opened(batch)
             with opening.again() as asked:
                 budget = int(asked.budgets[0])
                 search = search_for(asked, budget)
@@ -83,6 +81,21 @@ class Study:
                 f"written, at least {format_bytes(probe.least_bytes)} under a plan"
             )
         return self.probes[batch]
+
+    def _opened(self, batch: int) -> Any:
+        quiet = {**self.wishes, "progress": False}
+        try:
+            step, args = _made(self.step_of_batch, batch)
+            return opened(step, args, self.budget, **quiet)
+        except StowaxError:
+            raise
+        except Exception as error:
+            raise StepError(
+                f"step_of_batch: the step for a batch of {batch} fails with "
+                f"{type(error).__name__}: {error}. If a batch has to divide by "
+                "something, such as devices or microbatches, say so: multiple_of=4, "
+                "or --multiple-of 4."
+            ) from error
 
     def planned(self, batch: int) -> Plan:
         """The plan for a batch size, its program compiled."""

@@ -14,6 +14,7 @@ from .._calling._objects import together
 from .._errors import ArgumentError
 from .._search._loop import MOST_MISSES
 from .._survey._asked import Asked
+from .._survey._preferences import Preferences
 from .._target._foreign import target_for
 from .._target._machine import Target
 from .._target._program_cache import cache_in
@@ -210,6 +211,7 @@ def asked_for(
     """
     started = time.perf_counter()
     _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
+    Preferences(pin=pin or {}, forbid=forbid)  # raises before any work is done
     _asked.check_compiles(compiles, MOST_MISSES)
     machine = target_for(target, args)
     limits = _asked.device_budgets(budgets, machine)

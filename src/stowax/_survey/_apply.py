@@ -213,7 +213,7 @@ def check_promoted_alike(leaf: Any, planned: Any) -> None:
             f"step: an argument is {found.str_short()} with weak_type="
             f"{found.weak_type}, and the plan was made for "
             f"{planned.str_short()} with weak_type={planned.weak_type}. Call it as it "
-            "was planned; other types take another plan."
+            "was planned, or plan again for these arguments."
         )
 
 
@@ -228,8 +228,8 @@ def check_spread_alike(leaf: Any, planned: Any) -> None:
         )
         raise PlanMismatchError(
             f"step: an argument of {planned.str_short()} is spread as {here}, "
-            f"and the plan was made for {there}. Call it as it was planned; "
-            "other types take another plan."
+            f"and the plan was made for {there}. Call it as it was planned, "
+            "or plan again for these arguments."
         )
 
 
@@ -285,7 +285,7 @@ def check_arguments(args: Sequence[Any], expected: Sequence[ArgumentRecord]) -> 
         if found is None:
             raise PlanMismatchError(
                 f"step: {record.path} is missing: the plan was made for {wanted} "
-                "there. Call it as it was planned; other arguments take another plan."
+                "there. Call it as it was planned, or plan again for these arguments."
             )
         path, leaf = found
         aval = _jax.aval_of(leaf)
@@ -295,7 +295,7 @@ def check_arguments(args: Sequence[Any], expected: Sequence[ArgumentRecord]) -> 
             made_for = f"{wanted} ({record.path})" if record else "nothing there"
             raise PlanMismatchError(
                 f"step: {name} is {got}, and the plan was made for {made_for}. Call it "
-                "as it was planned; other types take another plan."
+                "as it was planned, or plan again for these arguments."
             )
         _check_mesh(record, aval.sharding.mesh)
         if record.memory_kind == "device" and _jax.in_host_memory(leaf):

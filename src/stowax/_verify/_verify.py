@@ -82,8 +82,8 @@ def verify(
     - `progress`: as for `stowax.plan`.
 
     **Returns:** a `Verification`: true if all is well; `leaves` has error and tolerance
-    of every array, `blamed` the decisions at fault. The tolerance, and where it comes
-    from, is told in `_tolerance`.
+    of every array, `blamed` the decisions at fault. The tolerance is what rounding in
+    the step's own types can explain.
 
     **Raises:** `ArgumentError` for arguments that cannot be run, `StepError` for a step
     that neither returns new parameters nor writes them into its objects,

@@ -7,6 +7,7 @@ would swallow without a word.
 
 import io
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Literal
@@ -117,15 +118,18 @@ def cut(text: str, width: int) -> str:
 
 
 def cut_path(text: str, width: int) -> str:
-    """`text` in at most `width` characters, cut where a path says least: in its middle.
+    """`text` in at most `width` characters; of a path, what is behind its start goes.
 
-    >>> cut_path("args[1]['opt_state'][0]['mu']['head']['kernel'].value", 36)
-    "args[1]['…']['head']['kernel'].value"
+    >>> cut_path("args[1]['opt_state'][0]['mu']['head']['kernel'].value", 42)
+    "args[1]…['mu']['head']['kernel'].value"
     """
-    if "[" not in text or len(text) <= width or width < 16:
+    parts = re.findall(r"\[[^\]]*\]|\.?[^.\[]+", text)
+    if "[" not in text or len(text) <= width or len(parts) < 4:
         return cut(text, width)
-    front = min(9, width // 3)
-    return f"{text[:front]}…{text[front + 1 - width :]}"
+    start, rest = "".join(parts[:2]), parts[2:]
+    while len(rest) > 1 and len(start) + 1 + sum(map(len, rest)) > width:
+        rest = rest[1:]
+    return cut(f"{start}…{''.join(rest)}", width)
 
 
 def or_dash(form: Callable[[Any], str], value: Any) -> str:

@@ -49,6 +49,9 @@ def command(run: Callable[..., int]) -> Callable[..., None]:
         try:
             with ends_at_once():
                 import_jax_quietly()
+                from .._jax_targets import discover_plugins
+
+                discover_plugins()  # as JAX itself would, aloud
                 code = run(*args, **options)
         except StowaxError as error:
             _fail(_named_as_typed(error), error, whole)

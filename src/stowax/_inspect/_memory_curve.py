@@ -164,27 +164,32 @@ def _schedule_times(
     for interval in timeline.intervals:
         if interval.lane == "compute":
             spent[interval.name] += interval.seconds
-    seconds = np.zeros(len(layout.schedule))
-    for position, (computation, name) in enumerate(layout.schedule):
-        runs = program.computations.get(computation)
-        if runs is not None and runs.executions:
-            seconds[position] = spent[name] / runs.executions
     loops = []
+    turns = np.ones(len(layout.schedule))
     for computation in program.computations.values():
         for item in computation.instructions:
             if item.opcode != "while" or not item.called:
                 continue
             first, last = layout.spans[item.called[0]]
+            trips = 1 if item.trips is None else item.trips
+            turns[first : last + 1] *= max(1, trips)
             loops.append(
                 Loop(
                     body=item.called[0],
-                    trips=1 if item.trips is None else item.trips,
+                    trips=trips,
                     first=first,
                     last=last,
                     framework_name=item.op_name,
                     source=item.source,
                 )
             )
+    seconds = np.zeros(len(layout.schedule))
+    for position, (computation, name) in enumerate(layout.schedule):
+        runs = program.computations.get(computation)
+        if runs is not None and runs.executions:
+            # A turn passes every branch: each takes its share of the turns.
+            share = min(1.0, runs.executions / turns[position])
+            seconds[position] = spent[name] / turns[position] * share
     return seconds, sorted(loops, key=lambda loop: (loop.first, -loop.last))
 
 

@@ -6,21 +6,16 @@ any request but the one for the file itself.
 """
 
 import dataclasses
-import json
 import re
-import shutil
 import time
 
 import pytest
 
+from browsing import BROWSER, DRIVER, MISSING, chromium, requests
 from page_records import LAYERS, MIB, NASTY, found, large
 from report_records import INSPECTION, PLAN
 from stowax._records._audit import AuditRecord, Finding
 from stowax.report import audit_page, differences_page, inspection_page
-
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-MISSING = "no Chromium with its driver here (apt-get install chromium chromium-driver)"
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,26 +25,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
     profile = tmp_path_factory.mktemp("profile")
-    for word in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1300,1000",
-        f"--user-data-dir={profile}",
-    ):
-        options.add_argument(word)
-    options.set_capability(
-        "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
-    )
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+    with chromium(profile, "--window-size=1300,1000") as driver:
+        yield driver
 
 
 @pytest.fixture
@@ -69,14 +47,7 @@ def visit(browser, tmp_path):
     yield visit
     said = [e for e in browser.get_log("browser") if e["level"] != "INFO"]
     assert said == []
-    events = [
-        json.loads(e["message"])["message"] for e in browser.get_log("performance")
-    ]
-    asked = [
-        event["params"]["request"]["url"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    ]
+    asked = list(requests(browser))
     own = ("file:///", "data:", "chrome://")  # the last are the browser's own icons
     outside = [url for url in asked if not url.startswith(own)]
     assert len(asked) - len(outside) >= 1  # the log has what was asked for

@@ -2,18 +2,16 @@
 
 import functools
 import http.server
-import json
 import pathlib
 import re
-import shutil
 import threading
 import time
 
 import pytest
 
+from browsing import BROWSER, DRIVER, MISSING, chromium, requests
+
 SITE = pathlib.Path(__file__).parents[1] / "build" / "site"
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 
 pytestmark = pytest.mark.skipif(
     not (SITE / "index.html").exists(), reason="no build/site here (make docs)"
@@ -71,36 +69,12 @@ def address():
 
 @pytest.fixture
 def browser(tmp_path):
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for word in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        f"--user-data-dir={tmp_path}",
-    ):
-        options.add_argument(word)
-    options.set_capability(
-        "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
-    )
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
-
-
-def requests(browser):
-    """The addresses that were asked for since the last look."""
-    for entry in browser.get_log("performance"):
-        event = json.loads(entry["message"])["message"]
-        if event["method"] == "Network.requestWillBeSent":
-            yield event["params"]["request"]["url"]
+    with chromium(tmp_path) as driver:
+        yield driver
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (BROWSER and DRIVER), reason="no Chromium with its driver here")
+@pytest.mark.skipif(not (BROWSER and DRIVER), reason=MISSING)
 def test_pages_and_search_work_without_network(browser, address):
     browser.get("about:blank")
     list(requests(browser))

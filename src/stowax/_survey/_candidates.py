@@ -1,7 +1,7 @@
 """From a linearized body to what the planner decides on: values and operations.
 
-Every value gets the user's source line as its name, its bytes per device, and the set
-of decisions that make sense for it. Weights and constants are at hand in the backward
+Every value gets a name that the user knows (`_naming`), its bytes per device, and the
+decisions that make sense for it. Weights and constants are at hand in the backward
 pass and need none; small or oddly shaped arrays are not offloaded, since copies of them
 cost more than their bytes say (and some TPU copies refuse them).
 """

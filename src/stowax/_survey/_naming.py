@@ -1,9 +1,9 @@
 """What a person calls the values of a layer.
 
 A value is the result of an operation, and JAX names none. What a user knows is, in this
-order: the name given with `checkpoint_name`; the part of the model, as Linen, Haiku,
-Equinox and Keras write it into JAX's name stack (`attention/query`), or as the classes
-tell it whose `__call__` was running (NNX, and whatever else is made of classes:
+order: the name given with `checkpoint_name`; the part of the model, as Linen, Haiku and
+Keras write it into JAX's name stack (`attention/query`), or as the classes tell it
+whose `__call__` was running (NNX, Equinox, and whatever else is made of classes:
 `MultiHeadAttention/LinearGeneral`); the function; and the line.
 
 What goes silently wrong: the program of a stack is that of its first layer. What all of

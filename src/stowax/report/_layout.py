@@ -121,7 +121,7 @@ def cut_path(text: str, width: int) -> str:
     """`text` in at most `width` characters; of a path, what is behind its start goes.
 
     >>> cut_path("args[1]['opt_state'][0]['mu']['head']['kernel'].value", 42)
-    "args[1]…['mu']['head']['kernel'].value"
+    "args[1]…[0]['mu']['head']['kernel'].value"
     """
     parts = re.findall(r"\[[^\]]*\]|\.?[^.\[]+", text)
     if "[" not in text or len(text) <= width or len(parts) < 4:

@@ -4,6 +4,10 @@ Every finding on the first form was checked by hand; the second follows the reme
 trains the same, and is clean.
 """
 
+import linecache
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -63,3 +67,21 @@ def test_a_naive_loop_comes_from_ten_transfers_a_step_to_one():
     assert audit.findings == ()
     assert round(audit.record.transfers) == 1
     assert before == [float(loss) for loss in after]
+
+
+def test_an_optimizer_outside_of_jit_is_not_taken_for_the_step():
+    """Adam's own jitted functions handle the state twice a step, and are optax's."""
+    optax = pytest.importorskip("optax")
+    gradient = jax.jit(jax.grad(lambda w, x: ((w @ x) ** 2).mean()))
+    optimizer = optax.adam(1e-3)
+    w, x = jnp.ones((8, 8)), jnp.ones(8)
+    state = optimizer.init(w)
+    with stowax.audit() as audit:
+        for _ in range(6):
+            g = gradient(w, x)
+            updates, state = optimizer.update(g, state, w)
+            w = optax.apply_updates(w, updates)
+    assert audit.record.steps == 6
+    [found] = audit.findings
+    assert found.kind == "eager-dispatch"
+    assert "optimizer.update(" in linecache.getline(found.file, found.line)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from .._jax_hooks import Array
 from ._arrays import code_of, compiled_ahead
-from ._values import is_operation
+from ._values import is_librarys, is_operation
 
 _MOST = 1 << 14
 
@@ -22,6 +22,7 @@ class Function(NamedTuple):
     name: str
     operation: bool
     key: int
+    library: bool = False
 
 
 class Types(NamedTuple):
@@ -76,13 +77,16 @@ class Known:
         return known
 
     def _asked(self, function: Any, inner: Any) -> Function:
+        library = False
         if inner is None and not hasattr(function, "__name__"):
             name, operation, code = compiled_ahead(function)
         else:
             inner = function if inner is None else inner
             name = getattr(inner, "__name__", type(inner).__name__)
             operation, code = is_operation(inner), code_of(inner)
-        return Function(name, operation, self._keys.setdefault(code, len(self._keys)))
+            library = is_librarys(inner)
+        key = self._keys.setdefault(code, len(self._keys))
+        return Function(name, operation, key, library)
 
     def made(self, function: Any, leaves: list[Any]) -> Types:
         """Bytes of what a function made; of one compiled once they are the same."""

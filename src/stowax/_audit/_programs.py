@@ -70,12 +70,12 @@ def operations(steps: Steps) -> Iterator[Finding]:
                 bytes=size,
             )
         elif line.count >= _FEW_OPERATIONS or line.bytes >= _SMALL_BYTES:
-            names = ", ".join(dict.fromkeys(e.name for e in line.events))
+            names = list(dict.fromkeys(e.name for e in line.events))
             yield from_line(
                 "eager-dispatch",
                 line,
                 f"{line.count:g} operations a step are dispatched by themselves: "
-                f"{names:.80}",
+                f"{', '.join(names[:6])}{', …' * (len(names) > 6)}",
                 "Move this line into the jitted step, or into a jitted function of its "
                 "own.",
             )

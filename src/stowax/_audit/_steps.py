@@ -2,7 +2,8 @@
 
 Nobody says where a step begins. It is the call of one jitted function from one line,
 over and over; of several such calls, the one that handles the most bytes (a step
-handles the whole state), and of about as much, the one called most often.
+handles the whole state), and of about as much, the one called most often. What the user
+jitted comes before what a library did: an optimizer outside of jit calls some of these.
 """
 
 import bisect
@@ -87,7 +88,8 @@ def steps_of(events: tuple[Event, ...]) -> Steps:
         if repeated:
             most = max(events[group[-1]].bytes for group in repeated)
             large = [g for g in repeated if 2 * events[g[-1]].bytes >= most]
-            starts = max(large, key=len)
+            own = [g for g in large if not events[g[-1]].library]
+            starts = max(own or large, key=len)
             return Steps(
                 events=events,
                 starts=tuple(starts),

@@ -80,8 +80,10 @@ def sent_values(steps: Steps) -> Iterator[Finding]:
     for step, _, event in steps.inside():
         call = _Call(event.place, event.what, event.name)
         for value in event.sent:
-            # A number beside an array, as in x + 1, is a literal of the program.
-            if event.what != "operation" or "NumPy array" in value.described:
+            # A number beside an array, as in x + 1, is a literal of the program, and
+            # what a library hands its own function is nobody's to keep.
+            literal = event.what == "operation" or event.library
+            if not literal or "NumPy array" in value.described:
                 found[call, value.name].append((step, value))
     calls: dict[tuple[_Call, bool], list[_Values]] = defaultdict(list)
     for (call, name), pairs in found.items():

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from .._jax_hooks import Array
-from .._where import is_jax
+from .._where import is_jax, is_users
 
 _HOSTS = (np.ndarray, np.generic, float, int, complex, bool)
 
@@ -49,10 +49,20 @@ def is_operation(inner: Any) -> bool:
     """Whether a jitted function is one of JAX's own, as `jax.numpy` consists of."""
     if getattr(inner, "_apply_primitive", False):
         return True
+    code = _innermost(inner)
+    return code is not None and is_jax(code)
+
+
+def is_librarys(inner: Any) -> bool:
+    """Whether a library wrote a jitted function, as some of optax's are."""
+    code = _innermost(inner)
+    return code is not None and not is_users(code)
+
+
+def _innermost(inner: Any) -> Any:
     while hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__
-    code = getattr(inner, "__code__", None)
-    return code is not None and is_jax(code)
+    return getattr(inner, "__code__", None)
 
 
 def arguments_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

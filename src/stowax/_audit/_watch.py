@@ -124,6 +124,7 @@ class Recorder(Watcher):
                 place=place,
                 name=known.name,
                 key=known.key,
+                library=known.library,
                 thread=threading.get_ident(),
                 at=now,
                 bytes=types.total,

@@ -45,7 +45,8 @@ class Event(NamedTuple):
     """One thing that happened: call, operation, read, wait, put, step or pause.
 
     `made` is the number of the event that made what is read or waited for (-1: long
-    before), `key` tells functions apart, `at` is a moment in seconds.
+    before), `key` tells functions apart, `at` is a moment in seconds, `library` tells
+    that what was called is an installed package's.
     """
 
     what: str
@@ -62,6 +63,7 @@ class Event(NamedTuple):
     changed: str = ""
     elsewhere: tuple[str, ...] = ()
     moved: bool = False
+    library: bool = False
 
 
 class Unused(NamedTuple):

@@ -258,3 +258,15 @@ def test_a_mistake_of_the_audits_is_told_and_the_loop_goes_on(monkeypatch):
     with stowax.audit() as audit:
         assert step(W.copy(), W)[1] == 64
     assert "by a mistake of its own: KeyError" in " ".join(audit.record.notes)
+
+
+def test_a_state_that_is_committed_by_the_first_step_says_so():
+    """The device's name is the same then: "lies elsewhere: A, then A" helps nobody."""
+    place = jax.devices()[0]
+    with stowax.audit() as audit:
+        w = W.copy()
+        for _ in range(4):
+            w, _ = step(w, jax.device_put(W, place))
+    [found] = audit.findings
+    assert found.kind == "recompilation"
+    assert "is compiled again, once in 4 steps: w became committed" in found.what

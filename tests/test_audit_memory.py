@@ -1,6 +1,7 @@
 """Memory that grows: of the process, and of lines, as records and as it is measured."""
 
 import collections
+import dataclasses
 import linecache
 import tracemalloc
 
@@ -37,6 +38,11 @@ def test_a_process_that_grows_in_every_step_is_told_of_at_the_step():
     assert grows(settled) == []
     assert grows(growing[:11]) == []  # the beginning of a process grows
     assert grows([0] * 12) == []  # not known on this system
+    anew = recording(growing)
+    compiled = tuple(event._replace(changed="epoch") for event in anew.events)
+    anew = dataclasses.replace(anew, events=compiled)
+    # Programs of a loop that compiles in every step are kept, and that is told.
+    assert [f.kind for f in findings_of(anew).findings] == ["recompilation"]
     by_turns = [100 * MIB + 6 * MIB * (k % 2) for k in range(12)]
     assert grows(by_turns) == []
 

@@ -54,7 +54,7 @@ def growth(recording: Recording, steps: Steps) -> Iterator[Finding]:
                 count=1,
                 bytes=size,
             )
-    left = process - explained
+    left = 0 if _compiles_on(steps) else process - explained
     if steps.count >= _SETTLED_STEPS and left >= max(_UNEXPLAINED_BYTES, explained):
         yield finding(
             "growing-memory",
@@ -66,6 +66,11 @@ def growth(recording: Recording, steps: Steps) -> Iterator[Finding]:
             count=1,
             bytes=left,
         )
+
+
+def _compiles_on(steps: Steps) -> bool:
+    """Whether most steps compile something: programs are kept, and that is told."""
+    return steps.is_regular(n for n, _, event in steps.inside() if event.changed)
 
 
 def process_growth(recording: Recording, steps: Steps) -> int:

@@ -26,11 +26,12 @@ def recompilations(steps: Steps) -> Iterator[Finding]:
     for events in found.values():
         changes = list(dict.fromkeys(event.changed for event in events))
         what = "; then ".join(changes[:2]) + ("; …" if len(changes) > 2 else "")
+        often = "once" if len(events) == 1 else f"{len(events)} times"
         yield finding(
             "recompilation",
             events[0].place,
-            f"{events[0].name} is compiled again, {len(events)} times in "
-            f"{steps.count} steps: {what}",
+            f"{events[0].name} is compiled again, {often} in {steps.count} steps: "
+            f"{what}",
             _remedy(changes[0]),
             count=len(events) / steps.count,
             seconds=sum(e.compiled_seconds for e in events) / steps.count,

@@ -79,7 +79,7 @@ def _changed(name: str, then: tuple[Any, ...], now: tuple[Any, ...]) -> list[str
         return [f"{name} went from {_short(then)} to {_short(now)}"]
     if then[2] != now[2]:
         return [f"{name} {'became' if now[2] else 'is no longer'} weakly typed"]
-    if then[3] is not None and now[3] is not None:
+    if then[3] is not None and now[3] is not None and str(then[3]) != str(now[3]):
         return [f"{name} lies elsewhere: {then[3]}, then {now[3]}"[:160]]
     if then[4] is not None and now[4] is not None:
         how = "committed to its device" if now[4] else "no longer committed to a device"

@@ -58,6 +58,10 @@ BENCHMARKS = {
         *("inspection", "compiled", "an hour"),
         "what `stowax.inspect` reads beside what the compiler says",
     ),
+    "peaks": Benchmark(
+        *("peaks", "compiled", "an hour"),
+        "what is said to be in the way of a step, beside what compilers took",
+    ),
     "differential": Benchmark(
         *("differential", "measured", "an hour"),
         "random steps, planned and unplanned: are the numbers the same?",

@@ -100,6 +100,22 @@ def test_an_expensive_function_is_an_array_where_several_kernels_read_it():
     assert predict(two, spec(N, N)).temp >= MATRIX
 
 
+def test_a_wide_function_of_narrow_values_is_computed_again():
+    """As XLA does with the softmax of bfloat16 scores: one array of them, narrow."""
+
+    def step(x, dtype):
+        scores = (x @ x).astype(dtype)
+        most = jnp.exp(scores.astype(jnp.float32))
+        sums = most.sum(axis=1, keepdims=True)
+        return (most / sums).astype(dtype) @ x.astype(dtype) + sums.astype(dtype)
+
+    narrow = predict(lambda x: step(x, jnp.bfloat16), spec(N, N, dtype=jnp.bfloat16))
+    wide = predict(lambda x: step(x, jnp.float32), spec(N, N))
+    # Scores that are as wide are replaced by what is made of them.
+    assert wide.temp == MATRIX + N * F32
+    assert narrow.temp <= wide.temp
+
+
 @pytest.mark.parametrize("layers", [4, 32])
 def test_a_loop_works_in_place_and_its_stack_is_one_buffer(layers):
     def stacked(x):

@@ -105,6 +105,10 @@ PLACEMENT = "annotate_device_placement"
 ALLOCATION = "AllocateBuffer"
 EXPENSIVE = frozenset(("tanh", "exponential", "erf", "power", "logistic", "log"))
 
+_MUCH_LIGHTER = 0.6
+"""The float32 softmax of bfloat16 scores is computed again from these: half of it, and a
+sum in each row."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
@@ -116,7 +120,8 @@ class Rules:
     - `hoists_converts`: a stack whose slices a loop casts to a narrower type is cast as
       a whole before the loop, and both are alive (TPU).
     - `computes_once`: an expensive function that several kernels read is not computed
-      in each of them (GPU; its fusion prices the repetition).
+      in each of them (GPU; its fusion prices the repetition), unless reading what it is
+      computed from takes much less than reading it.
     - `holds_constants`: what a loop reads from outside is an array even if it is a
       broadcast constant, such as the mask of a `where` (GPU; a TPU's compiler sinks it
       into the loop).
@@ -249,7 +254,8 @@ class Fusion:
         readers = [self.nodes[t] for t in users]
         if short in ELEMENTWISE | MOVING:
             several = len(users) > 1 and len(self.read_by(result)) > 1
-            if short in EXPENSIVE and several and self.rules.computes_once:
+            dear = short in EXPENSIVE and several and self.rules.computes_once
+            if dear and not self.is_light(result, _MUCH_LIGHTER):
                 return False
             return all(self.absorbs(reader, result) for reader in readers)
         if node.target == PLACEMENT and result in self.flat.host:
@@ -305,14 +311,14 @@ class Fusion:
             )
         return False
 
-    def is_light(self, value: int) -> bool:
-        """Whether computing `value` again reads no more than reading it would.
+    def is_light(self, value: int, part: float = 1.0) -> bool:
+        """Whether computing `value` again reads no more than `part` of what it is.
 
         An activation function of a product does; a norm or a softmax, which also needs
         the result of a reduction, does not.
         """
         origins = self.origins[value]
-        return sum(map(self.size, origins)) <= self.size(value)
+        return sum(map(self.size, origins)) <= part * self.size(value)
 
     def find_origins(self) -> dict[int, frozenset[int]]:
         """What each value is computed from if every elementwise chain is fused."""

@@ -21,6 +21,7 @@ from benchmarks import (
     _record,
     budgets_table,
     llama13b,
+    peaks,
     reliability,
     unrolled,
 )
@@ -138,6 +139,9 @@ def _bytes(records: Found) -> Iterator[tuple[str, Any]]:
     exact = [c for c in read if c["total_bytes"] == c["compiler_total_bytes"]]
     exact = [c for c in exact if c["peak_bytes"] == c["compiler_peak_bytes"]]
     yield from (("inspected", len(read)), ("inspected_exact", len(exact)))
+    told = [c for c in records["peaks"].cells.values() if "error" not in c]
+    near = sum(abs(peaks.ratio(row) - 1) <= peaks.NEAR for row in told)
+    yield from (("peaks", len(told)), ("peaks_near", near))
     yield "inspected_origin", f"{100 * min(c['origin_share'] for c in read):.1f}"
 
 

@@ -106,8 +106,8 @@ ALLOCATION = "AllocateBuffer"
 EXPENSIVE = frozenset(("tanh", "exponential", "erf", "power", "logistic", "log"))
 
 _MUCH_LIGHTER = 0.6
-"""The float32 softmax of bfloat16 scores is computed again from these: half of it, and a
-sum in each row."""
+"""A float32 softmax of bfloat16 scores is computed again from these: half of it, and
+a sum in each row."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

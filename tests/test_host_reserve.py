@@ -64,8 +64,8 @@ def test_a_plan_that_the_reserve_leaves_no_room_for_names_it():
     note = "host_reserve keeps 4.00 MiB of the host's memory per device for others, and"
     assert f"{note} plans may take the other 4.00 MiB" in words(stays)
     assert (
-        "and may take 1.00 MiB of the device and 4.00 MiB of the host beside the 4.00 "
-        "MiB of host_reserve. The smallest budget that works is "
+        "plan: it does not fit 1.00 MiB of the device and 4.00 MiB of the host beside "
+        "the 4.00 MiB of host_reserve.\nIts program takes "
     ) in refusal(stays)
 
 
@@ -75,10 +75,12 @@ def test_a_pin_that_the_reserve_leaves_no_room_for():
     pinned = plan(step, *ARGS, pin=OFFLOAD, **kept)
     assert not pinned.fits
     assert "host budget 4.00 MiB beside 4.00 MiB in reserve." in words(pinned)
-    assert refusal(pinned).endswith(
-        "8.00 MiB of the host, and may take 4.00 MiB of the host beside the 4.00 MiB "
-        "of host_reserve. Give a larger host_budget or a smaller host_reserve, or pin "
-        "less to 'offload'."
+    first, takes, instead = refusal(pinned).splitlines()
+    beside = "4.00 MiB of the host beside the 4.00 MiB of host_reserve"
+    assert first == f"plan: it does not fit {beside}."
+    assert takes.endswith(" and 8.00 MiB of the host.")
+    assert instead == (
+        "Give a larger host_budget or a smaller host_reserve, or pin less to 'offload'."
     )
 
 

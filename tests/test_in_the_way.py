@@ -114,8 +114,8 @@ def test_a_refusal_shows_the_arrays_and_not_the_compilers_line():
     wide = inspection_text(REFUSED, width=160)
     assert "2 × float32[32,1024,65536]  model.py:19  dot_general" in wide
     assert (
-        "18.0 GiB (predicted): the smallest budget that a plan reaches, and more than "
-        "a device has"
+        "about 18.0 GiB, predicted: the smallest budget that a plan reaches, and more "
+        "than a device has"
     ) in wide
     assert "16.0 GiB of logits are made outside of repeated layers" in wide
 
@@ -265,7 +265,7 @@ def test_a_plan_that_does_not_fit_names_what_is_in_the_way():
     assert peak.by_role()["logits"] >= each
     assert peak.named_bytes >= 0.95 * peak.predicted_bytes
     assert peak.bytes == pytest.approx(made.device_bytes, rel=0.1)
-    assert f" In the way: {largest}; " in why_it_does_not_fit(made)
+    assert f"\nIn the way:\n  {largest}\n" in why_it_does_not_fit(made)
     text = plan_text(made, width=120)
     assert f"\nIn the way: {format_bytes(peak.bytes)} predicted at the peak" in text
     assert f"{first.shape}  too_large.py:" in text

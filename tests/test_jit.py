@@ -247,7 +247,7 @@ def test_other_types_are_planned_anew(capsys):
 @pytest.mark.slow
 def test_a_budget_that_nothing_keeps():
     step = jit(train_step, budget="64KiB", target="h200")
-    with pytest.raises(MisfitError, match="The smallest budget that works is") as found:
+    with pytest.raises(MisfitError, match=r"The smallest budget .*is ") as found:
         step(*arguments())
     assert isinstance(found.value, stowax.StowaxError)
 

@@ -161,11 +161,11 @@ def test_what_does_not_fit_says_what_is_in_the_way_and_what_helps():
         PEAK, smallest_budget=50 * MIB, smallest_budget_is="predicted"
     )
     to_do = texts(dataclasses.replace(inspection, peak=peak))["To do"]
-    assert "Plan it: 50.0 MiB (predicted): the smallest budget" in to_do
+    assert "Plan it: about 50.0 MiB, predicted: the smallest budget" in to_do
     assert "Recompute every layer" not in to_do
     peak = dataclasses.replace(peak, smallest_budget=201 * MIB)
     to_do = texts(dataclasses.replace(inspection, peak=peak))["To do"]
-    assert "No plan fits: 201.0 MiB (predicted)" in to_do
+    assert "No plan fits: about 201.0 MiB, predicted" in to_do
 
 
 def test_the_roles_of_the_peak_and_the_largest_place():
@@ -263,5 +263,5 @@ def test_nothing_found_says_what_was_not_looked_for():
 def test_a_plan_over_its_budget_says_what_the_least_is():
     plan = changed(PLAN, budget_bytes=200 * MIB, smallest_budget=230 * MIB)
     to_do = texts(small(), plan)["To do"]
-    assert "Plan with a larger budget: at least 230.0 MiB (predicted)" in to_do
+    assert "Plan with a larger budget: about 230.0 MiB, predicted" in to_do
     assert "A larger budget may move less and stall less" in to_do

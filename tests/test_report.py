@@ -62,7 +62,7 @@ step time   6.35 s simulated from the compiled schedule, 110.0 ms of it waiting
 bound       no plan is predicted below 6.25 s (this one: 6.30 s; gap 0.80%)
 limited by  device memory, forward window of model.py:88
 1 GiB more  would save about 12.0 ms of each step
-at least    43.0 GiB (predicted): the smallest budget with these pins
+at least    about 43.0 GiB, predicted: the smallest budget with these pins
 pin         '*norm*' to keep (2 values): costs 31.0 ms per step
 pin         '*gate*' to keep (1 value): costs nothing
 not priced  custom_call flash_attention
@@ -96,7 +96,7 @@ def test_the_smallest_budget_is_compiled_or_predicted_and_of_these_wishes():
 def test_infeasible_plan_says_what_would_work():
     text = plan_text(INFEASIBLE, 80)
     assert text.splitlines()[1].startswith("DOES NOT FIT 16.0 GiB per device")
-    assert "it takes    43.0 GiB (predicted): the smallest budget that works" in text
+    assert "it takes    about 43.0 GiB, predicted: the smallest budget" in text
     assert (
         "in the way  parameters and optimizer state: 38.2 GiB\n"
         "            gradients: 4.1 GiB" in text

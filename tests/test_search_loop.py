@@ -6,7 +6,7 @@ import pytest
 
 import stand_in_search
 from planner_problems import chain
-from stand_in_search import TPU, offloaded, searching
+from stand_in_search import TPU, offloaded, searching, space, surveyed
 from stowax._errors import CompileError, OffloadVanishedError
 from stowax._planner import evaluate, policies
 from stowax._search import _propose
@@ -59,6 +59,40 @@ def test_where_nothing_can_fit_one_program_says_what_it_takes(monkeypatch):
         best.measured.compiled_bytes
     ]
     assert search.smallest_budget()[0] > 30
+
+
+def with_variants(monkeypatch, budget, **made_up):
+    """A search where nothing fits, and two more ways to write the step."""
+    search, _ = searching(monkeypatch, BODY, budget, **made_up)
+    for name in ("groups", "blocks"):
+        other = dataclasses.replace(
+            space(surveyed(BODY), budget, search.asked), name=name
+        )
+        search.unopened.append(lambda rolled, budget, other=other: other)
+    return search
+
+
+def test_a_budget_far_below_the_least_costs_one_program(monkeypatch):
+    free, _ = searching(monkeypatch, BODY, 10**6)
+    least = free.propose.least(free.rolled).bytes
+    far = with_variants(monkeypatch, int(least / 1.4))
+    assert not far.fits(far.run())
+    assert len(far.log) == 1
+    assert far.smallest_budget() == (far.log[0].measured.compiled_bytes, "compiled")
+    near = with_variants(monkeypatch, int(least / 1.3))
+    assert not near.fits(near.run())
+    assert len(near.log) == 3  # predictions may err by as much
+
+
+def test_no_smallest_budget_is_above_what_a_program_took(monkeypatch):
+    """Whichever way it is written: the compiler may need less than was predicted."""
+    search, _ = searching(monkeypatch, BODY, BUDGET, may_stay=True, plain=(39, 1e6))
+    best = search.run()
+    assert best.measured.compiled_bytes == 39
+    other = dataclasses.replace(space(surveyed(BODY), BUDGET, search.asked), name="b")
+    search.log[0] = dataclasses.replace(best, space=other)
+    assert search.propose.least_bytes(search.rolled) > 39
+    assert search.smallest_budget() == (39, "compiled")
 
 
 # --- the step as it is ----------------------------------------------------------------

@@ -1,5 +1,6 @@
 """A plan in effect: the record as what a step does."""
 
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from .._step._recording import Recording
 from .._survey._apply import StackPlan, StepPlan, apply_decisions, attach_options
 from .._target._target import is_here, platform_of
 from .._units import format_bytes, format_room
+
+_MOST_IN_THE_WAY = 3
 
 
 def put_into_effect(
@@ -63,34 +66,41 @@ def put_into_effect(
 
 
 def why_it_does_not_fit(plan: PlanRecord) -> str:
-    """What the program needs, which budget works, and what is in the way."""
+    """In short lines: what it takes, which budget works, what is in the way."""
     proof = plan.proof
-    needed, limit = format_bytes(proof.device_bytes), format_bytes(proof.budget_bytes)
-    if needed == limit:  # to the three digits that are written
-        needed, limit = f"{proof.device_bytes} B", f"{proof.budget_bytes} B"
-    needs = (
-        f"plan: it does not fit: its program needs {needed} of the device and "
-        f"{format_bytes(proof.host_bytes)} of the host"
-    )
+    device, host = format_bytes(proof.device_bytes), format_bytes(proof.host_bytes)
+    limit = format_bytes(proof.budget_bytes)
+    host_limit = format_bytes(proof.host_budget_bytes)
+    if device == limit:  # to the three digits that are written
+        device, limit = f"{proof.device_bytes} B", f"{proof.budget_bytes} B"
+    takes = f"Its program takes {device} of the device and {host} of the host."
     kept = proof.host_reserve_bytes
-    beside = f" beside the {format_bytes(kept)} of host_reserve" if kept else ""
+    if kept:
+        host_limit += f" of the host beside the {format_bytes(kept)} of host_reserve"
+    else:
+        host_limit += " of the host"
     if proof.host_bytes > proof.host_budget_bytes:
         smaller = " or a smaller host_reserve" if kept else ""
         return (
-            f"{needs}, and may take {format_bytes(proof.host_budget_bytes)} of the "
-            f"host{beside}. Give a larger host_budget{smaller}, or pin less to "
-            "'offload'."
+            f"plan: it does not fit {host_limit}.\n{takes}\n"
+            f"Give a larger host_budget{smaller}, or pin less to 'offload'."
         )
-    host = ""
-    if kept:
-        host = f" and {format_bytes(proof.host_budget_bytes)} of the host{beside}"
-    smallest = format_room(plan.smallest_budget)
-    if plan.search.smallest_budget_is == "predicted":
-        smallest = f"about {smallest}, as predicted"
+    beside = f" and {host_limit}" if kept else ""
+    lines = [f"plan: it does not fit {limit} of the device{beside}.", takes]
+    size = format_room(plan.smallest_budget)
+    predicted = plan.search.smallest_budget_is == "predicted"
+    works = f"is about {size}, as predicted" if predicted else f"that works is {size}"
+    lines.append(f"The smallest budget {works}.")
     left = [note for note in proof.notes if note.startswith("what is marked runs")]
-    way = [*left, *proof.in_the_way]
-    why = f" In the way: {'; '.join(way[:3])}." if way else ""
-    return (
-        f"{needs}, and may take {limit} of the device{host}. The "
-        f"smallest budget that works is {smallest}.{why}"
+    if way := [*left, *proof.in_the_way][:_MOST_IN_THE_WAY]:
+        lines += ["In the way:", *map(_indented, way)]
+    wishes = "fewer pins and forbids, " if plan.pins or plan.search.forbid else ""
+    instead = (
+        f"Give a larger budget, {wishes}a smaller batch (stowax.fit finds the "
+        "largest), or more devices."
     )
+    return "\n".join([*lines, *textwrap.wrap(instead, 88)])
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, 88, initial_indent="  ", subsequent_indent="    ")

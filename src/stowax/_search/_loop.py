@@ -28,7 +28,6 @@ from ._correction import stalls_of
 from ._propose import (
     CLEARLY,
     NEARLY,
-    SLACK,
     WORTH,
     Proposal,
     Proposer,
@@ -49,6 +48,10 @@ MOST_MISSES = 4
 
 _CAUTION = (0.0, 0.5, 2.0, 4.0)
 """Standard deviations added to what a program should need, by how many were too big."""
+
+_HOPELESS = 1.35
+"""How many times the budget the smallest plan may be predicted to need for a second
+program to be tried: predictions were up to 31 % above the truth (`_variants`)."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -110,44 +113,38 @@ class Search:
     def smallest_budget(self) -> tuple[int, Source]:
         """Device bytes below which no plan is known to fit, and who says so.
 
-        In any of the ways that were tried.
+        What was compiled counts, and plans that are predicted to need less; where
+        nothing fits, only those that were not to be found and need clearly less.
         """
+        written = self.asked.written.values() if self._may_stay else ()
+        compiled = min(
+            (
+                a.measured.compiled_bytes
+                for a in (*self.attempts, *written)
+                if a.measured.host_bytes <= self.asked.host_budget
+            ),
+            default=None,
+        )
+        predicted = [
+            self.propose.least_bytes(space)
+            for space in self._ways()
+            if space.survey.bodies or compiled is None
+        ]
+        if compiled is None:
+            return min(predicted), "predicted"
+        if not any(map(self.fits, self.attempts)):
+            predicted = [p for p in predicted if self.budget < p < compiled / NEARLY]
+        least = min(predicted, default=compiled)
+        return (least, "predicted") if least < compiled else (compiled, "compiled")
+
+    def _ways(self) -> list[Space]:
+        """The variants that may need the least: loops, where there are any."""
         spaces = self.spaces or [self.rolled]
         if returned in self.unopened:  # what a user has of it is another step
             space = returned(self.rolled, self.budget)
             spaces = spaces if space is None else [*spaces, space]
         mine = [s for s in spaces if s.asked.donate == self.asked.donate]
-        loops = [space for space in mine if not space.as_written]
-        return min(map(self._smallest_budget, loops or [self.rolled]))
-
-    def _smallest_budget(self, space: Space) -> tuple[int, Source]:
-        """The same of one variant.
-
-        What was compiled counts, layers as they are written too: they cannot leave, so
-        loops need less. Else the planner's smallest plan, with what the compiler has
-        needed beyond the predictions so far, unless it should have been found.
-        """
-        written = self.asked.written.values() if self._may_stay else ()
-        mine = [
-            a
-            for a in self.attempts
-            if a.decisions is None or a.space.as_written or a.space.name == space.name
-        ]
-        compiled = [
-            a.measured.compiled_bytes
-            for a in (*mine, *written)
-            if a.measured.host_bytes <= self.asked.host_budget
-        ]
-        if not space.survey.bodies:
-            reserved = space.survey.reserved_bytes
-            return (min(compiled), "compiled") if compiled else (reserved, "predicted")
-        least = self.propose.least(space).decisions
-        predicted = int(space.memory.credible(least) * (1 + SLACK))
-        found = any(map(self.fits, self.attempts))
-        refuted = predicted <= self.budget and not found
-        if compiled and (refuted or min(compiled) <= predicted):
-            return min(compiled), "compiled"
-        return predicted, "predicted"
+        return [space for space in mine if not space.as_written] or [self.rolled]
 
     # --- the loop ---------------------------------------------------------------------
 
@@ -250,6 +247,8 @@ class Search:
                 return best
             spaces = self._opened()
         least = [self.propose.least(s) for s in self.spaces if s.survey.bodies]
+        if self._planned and all(self._may_need(p) > _HOPELESS for p in least):
+            return None
         hopeful = [p for p in least if not self._tried(p) and self._is_open(p)]
         return min(hopeful, key=lambda p: p.bytes, default=None)
 
@@ -274,10 +273,13 @@ class Search:
 
         One program of each says what the smallest budget is.
         """
-        memory, space = proposal.space.memory, proposal.space
-        predicted = memory.predicted(proposal.decisions)
-        may_fit = min(predicted, proposal.bytes) <= self.budget
-        return may_fit or all(a.space is not space for a in self._planned)
+        may_fit = self._may_need(proposal) <= 1
+        return may_fit or all(a.space is not proposal.space for a in self._planned)
+
+    def _may_need(self, proposal: Proposal) -> float:
+        """Bytes over the budget, corrected or not: what was learned may be wrong."""
+        predicted = proposal.space.memory.predicted(proposal.decisions)
+        return min(predicted, proposal.bytes) / self.budget
 
     def _opened(self) -> list[Space]:
         """The next variant that there is, opened."""

@@ -196,6 +196,13 @@ class Proposer:
         self._learned(space, solution, 0.0)
         return self._proposal(space, solution, 0.0)
 
+    def least_bytes(self, space: Space) -> int:
+        """Bytes that are predicted for the smallest plan, after all corrections."""
+        if not space.survey.bodies:
+            return space.survey.reserved_bytes
+        least = self.least(space).decisions
+        return int(space.memory.credible(least) * (1 + SLACK))
+
     def faster(self, space: Space) -> Iterator[Proposal]:
         """What should be clearly faster than the step as it is, by the model of both.
 

@@ -6,6 +6,7 @@ from .._errors import ArgumentError
 from .._records._plan import PlanRecord
 from .._units import format_bytes, format_seconds
 from ._layout import Align, lines_of, or_dash, table, text_width
+from ._plan_text import smallest_text
 
 _HEADERS = ("budget", "device", "host", "step time", "waiting", "vs least", "fits")
 _SIDES: Sequence[Align] = (
@@ -50,8 +51,8 @@ def budgets_text(records: Sequence[PlanRecord], width: int | None = None) -> str
     )
     lines = [*lines_of(title, columns), *lines_of(drawn, columns)]
     if not ordered[0].fits:
-        needed = format_bytes(min(r.smallest_budget for r in ordered))
-        lines += lines_of(f"at least {needed}: the smallest budget that works", columns)
+        one = min(ordered, key=lambda record: record.smallest_budget)
+        lines += lines_of(f"at least {smallest_text(one.search)}", columns)
     return "\n".join([*lines, *lines_of(below, columns)])
 
 

@@ -35,6 +35,7 @@ from ._page_tables import (
     transfers_table,
     unpriced_table,
 )
+from ._peak_text import known_size
 from ._times import busy_in, parts_of
 
 
@@ -181,8 +182,8 @@ def _plan(plan: PlanRecord) -> str:
         f"{format_bytes(proof.device_bytes)} of {format_bytes(proof.budget_bytes)} on "
         f"the device, {format_bytes(proof.host_bytes)} of "
         f"{format_bytes(proof.host_budget_bytes)} on the host, compiled. Smallest "
-        f"budget: {format_bytes(search.smallest_budget)} "
-        f"({search.smallest_budget_is}). No plan is predicted below "
+        f"budget: {known_size(search.smallest_budget, search.smallest_budget_is)}. "
+        "No plan is predicted below "
         f"{format_seconds(search.bound_seconds)} a step (gap {search.gap:.2%})."
     )
     return section(

@@ -12,7 +12,7 @@ from .._records._inspection import Hazard, Inspection
 from .._records._memory import Loop, MemoryCurve
 from .._records._plan import PlanRecord
 from .._records._program import Transfer
-from .._units import format_bytes, format_room, format_seconds
+from .._units import format_bytes, format_seconds
 from ._largest import largest
 from ._layout import count_of
 from ._looks import background, swatch
@@ -20,7 +20,7 @@ from ._memory_bands import filled
 from ._page_data import bands_of
 from ._page_html import escaped
 from ._page_verdict import verdict_html, verdict_of
-from ._peak_text import advice, array_text, smallest_text
+from ._peak_text import advice, array_text, known_size, smallest_text
 from ._times import parts_of
 
 _MOST_ROLES = 3
@@ -197,7 +197,7 @@ def _of_the_plan(inspection: Inspection, plan: PlanRecord) -> Iterable[str]:
     """What only another budget changes."""
     if inspection.memory.device.total > plan.budget_bytes:
         least, origin = plan.search.smallest_budget, plan.search.smallest_budget_is
-        known = f": at least {format_room(least)} ({origin})" if least else ""
+        known = f": {known_size(least, origin)}" if least else ""
         yield _line(f"Plan with a larger budget{known}")
     timeline = inspection.timeline
     waits = timeline.exposed_seconds > _LARGE * timeline.step_seconds

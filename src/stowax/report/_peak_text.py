@@ -77,10 +77,19 @@ def smallest_text(peak: MemoryPeak, capacity: int = 0) -> str:
     """
     if not peak.smallest_budget:
         return ""
-    origin = f" ({peak.smallest_budget_is})" if peak.smallest_budget_is else ""
-    size = format_room(peak.smallest_budget)
+    size = known_size(peak.smallest_budget, peak.smallest_budget_is)
     more = ", and more than a device has" if 0 < capacity < peak.smallest_budget else ""
-    return f"{size}{origin}: the smallest budget that a plan reaches{more}"
+    return f"{size}: the smallest budget that a plan reaches{more}"
+
+
+def known_size(size: int, source: str) -> str:
+    """A budget to be given, and that it is about so much where it is predicted.
+
+    >>> known_size(43 * 2**30, "predicted"), known_size(43 * 2**30, "compiled")
+    ('about 43.0 GiB, predicted', '43.0 GiB')
+    """
+    text = format_room(size)
+    return f"about {text}, predicted" if source == "predicted" else text
 
 
 def arrays_text(peak: MemoryPeak, width: int, most: int = _MOST_ARRAYS) -> list[str]:

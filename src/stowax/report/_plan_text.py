@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 
 from .._hardware._pinned import VARIABLE
 from .._records._plan import Baseline, PinPrice, PlanRecord, ProofRecord, SearchRecord
-from .._units import format_bytes, format_room, format_seconds
+from .._units import format_bytes, format_seconds
 from ._decisions_text import decision_lines, stack_titles
 from ._layout import Align, count_of, cut, facts, lines_of, or_dash, table, text_width
-from ._peak_text import arrays_text, peak_title
+from ._peak_text import arrays_text, known_size, peak_title
 
 SCREEN = 42
 """Lines of a plan, where the number of stacks lets it: one screen."""
@@ -224,7 +224,7 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
     moves = search.outcome != "unneeded"
     short_of_host = proof.host_bytes > proof.host_budget_bytes
     if not proof.fits and search.smallest_budget and not short_of_host:
-        pairs.append(("it takes", _smallest(search)))
+        pairs.append(("it takes", smallest_text(search)))
         # The reason why state stays is in no array.
         way = [s for s in proof.in_the_way if proof.peak is None or "stays: " in s]
         pairs += [("in the way" * (i == 0), s) for i, s in enumerate(way)]
@@ -237,7 +237,7 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
             pairs.append(("left free", _left_free(record)))
         pairs += _more_memory(record)
         if search.smallest_budget:
-            pairs.append(("at least", _smallest(search)))
+            pairs.append(("at least", smallest_text(search)))
     pairs += [("pin", _pin(pin, record)) for pin in search.pins]
     if search.unpriced:
         pairs.append(("not priced", _listed(search.unpriced, 6)))
@@ -317,17 +317,17 @@ def _concerns(note: str, proof: ProofRecord) -> bool:
     return proof.host_bytes > 0 or VARIABLE not in note
 
 
-def _smallest(search: SearchRecord) -> str:
-    size = format_room(search.smallest_budget)
-    if search.smallest_budget_is == "predicted":
-        size = f"{size} (predicted)"
+def smallest_text(search: SearchRecord) -> str:
+    """The smallest budget, and whether it works or is what a prediction says."""
+    size = known_size(search.smallest_budget, search.smallest_budget_is)
     wishes = [
         word
         for word, given in (("pins", search.pins), ("forbids", search.forbid))
         if given
     ]
-    which = f"with these {' and '.join(wishes)}" if wishes else "that works"
-    return f"{size}: the smallest budget {which}"
+    which = f" with these {' and '.join(wishes)}" if wishes else ""
+    works = " that works" * (not wishes and search.smallest_budget_is == "compiled")
+    return f"{size}: the smallest budget{which or works}"
 
 
 def _trials(search: SearchRecord) -> str:

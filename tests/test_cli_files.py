@@ -102,6 +102,57 @@ def test_an_interrupt_ends_a_command_and_leaves_nothing(write):  # noqa: F811
     assert not pathlib.Path((folder / "folder").read_text()).exists()
 
 
+COMPILES = """
+    import ctypes, os, signal, threading
+
+    def make():
+        # Stands in for a compile: C++ that no signal wakes up.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        ctypes.CDLL(None).sleep(300)
+"""
+
+
+def test_an_interrupt_does_not_wait_for_a_compile(write):  # noqa: F811
+    folder = write(COMPILES).parent
+    words = [sys.executable, "-m", "stowax", "plan", "train.py:make"]
+    done = subprocess.run(
+        words, cwd=folder, env=USUAL, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 130
+    assert done.stderr.endswith("interrupted\n")
+
+
+FITS = """
+    import os, signal
+    import jax, jax.numpy as jnp
+
+    def make_of_batch(batch):
+        if batch > 8:
+            os.kill(os.getpid(), signal.SIGINT)
+        def step(w, x):
+            return w - jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+        shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, "float32")
+        return jax.jit(step), (shape(64, 64), shape(batch, 64))
+"""
+
+
+def test_an_interrupt_of_fit_shows_what_is_known_by_then(write):  # noqa: F811
+    folder = write(FITS).parent
+    words = [sys.executable, "-m", "stowax", "fit", "train.py:make_of_batch"]
+    done = subprocess.run(
+        words, cwd=folder, env=USUAL, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    said = done.stderr.splitlines()
+    assert "batch 8: tracing and predicting" in said
+    assert "So far nothing was compiled that fits." in said
+    rows = [line.split()[:3] for line in said]
+    assert ["8", "as", "written"] in rows
+    assert "Interrupted after" in done.stderr
+    assert said[-1] == "interrupted"
+
+
 @pytest.mark.parametrize("command", ["run", "audit"])
 def test_a_script_gets_an_interrupt_as_from_python(write, command):  # noqa: F811
     folder = write("""

@@ -175,6 +175,13 @@ def test_of_many_sizes_the_compiled_ones_are_shown():
     assert "203" not in text
 
 
+def test_what_is_not_finished_says_so():
+    text = fit_text(RECORD, 80, so_far=True)
+    assert "Largest batch under a plan so far: " in text
+    assert "Interrupted after " in text
+    assert "Found in" not in text
+
+
 def test_nothing_that_fits_is_said():
     none = dataclasses.replace(
         RECORD,

@@ -17,6 +17,7 @@ from ._base import (
     progress_to_stderr,
     target_option,
 )
+from ._interrupts import told_when_interrupted
 from ._user_file import load_step_of_batch
 
 
@@ -84,29 +85,38 @@ def fit(
       stowax fit train.py:make_of_batch --budget 16GiB --multiple-of 8 -o plan.json
       stowax fit train.py:make_of_batch --batch 64 --batch 128 --html front.html
     """  # noqa: D301
-    import stowax
-
-    from ..report import check_page_library
+    from .._fit._fit import Fitting
+    from ..report import check_page_library, fit_text
 
     for option, path in (("-o", output), ("--html", html)):
         if path is not None:
             check_writable(path, option)
     if html is not None:
         check_page_library()
+    wishes = {
+        "host_budget": host_budget,
+        "host_reserve": host_reserve,
+        "target": target,
+        "compiles": compiles,
+        "cache": cache,
+    }
     with only_result_on_stdout():
         try:
-            found = stowax.fit(
+            fitting = Fitting(
                 load_step_of_batch(where),
-                budget=budget,
-                host_budget=host_budget,
-                host_reserve=host_reserve,
-                target=target,
-                batches=batches or None,
-                multiple_of=multiple_of,
-                compiles=compiles,
-                cache=cache,
-                progress=progress_to_stderr(),
+                budget,
+                batches or None,
+                multiple_of,
+                progress_to_stderr(),
+                wishes,
             )
+
+            def so_far() -> str:
+                known = fitting.so_far()
+                return "" if known is None else fit_text(known, so_far=True)
+
+            with told_when_interrupted(so_far):
+                found = fitting.finished()
         except ArgumentError as error:
             if error.argument != "batches":
                 raise

@@ -3,7 +3,8 @@
 What goes silently wrong: Python raises `KeyboardInterrupt` in whatever runs next. In a
 callback of JAX's (garbage collection, lowering) it is swallowed, and the command goes
 on; in C++ around such a callback the process crashes. So nothing is raised in commands:
-files that are not finished are removed, and the process ends.
+files that are not finished are removed, and the process ends. Python calls no handler
+before C++ returns, and a compile takes up to minutes: so a thread hears it, too.
 """
 
 import atexit
@@ -12,43 +13,93 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from .._files import remove_unfinished
 
 INTERRUPTED = 130
 
+_ends = threading.Lock()  # for good, by the first who leaves
+_known: list[Callable[[], str]] = []
 
-def _leave(*_: Any) -> NoReturn:
+
+def _leave(*_: Any) -> None:
+    """Ends the process, unless another thread does already."""
+    if not _ends.acquire(blocking=False):
+        return
     remove_unfinished()
+    with contextlib.suppress(Exception):
+        os.write(2, b"".join(f"{known()}\n".encode() for known in _known))
     with contextlib.suppress(OSError):
         os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)
 
 
 @contextlib.contextmanager
-def _handled(before: Any, handler: Any) -> Iterator[None]:
-    """`handler` in the place of `before`; what somebody else has set stays."""
-    if signal.getsignal(signal.SIGINT) is not before:
+def told_when_interrupted(known: Callable[[], str]) -> Iterator[None]:
+    """In here Ctrl-C first shows what is known, on stderr: it is not the result."""
+    _known.append(known)
+    try:
         yield
+    finally:
+        _known.remove(known)
+
+
+@contextlib.contextmanager
+def _heard_at_once() -> Iterator[None]:
+    """A thread that leaves for the main one, which may be compiling."""
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+
+    def wait() -> None:
+        while signals := os.read(heard, 1):
+            if signals[0] == signal.SIGINT:
+                _leave()
+        os.close(heard)
+
+    threading.Thread(target=wait, daemon=True).start()
+    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(told)
+
+
+@contextlib.contextmanager
+def _handled(before: Any, handler: Any) -> Iterator[bool]:
+    """`handler` in the place of `before`; what somebody else has set stays: `False`."""
+    if signal.getsignal(signal.SIGINT) is not before:
+        yield False
         return
     signal.signal(signal.SIGINT, handler)
     try:
-        yield
+        yield True
     finally:
         if signal.getsignal(signal.SIGINT) is handler:
             signal.signal(signal.SIGINT, before)
 
 
-def ends_at_once() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def ends_at_once() -> Iterator[None]:
     """In here Ctrl-C ends the process, where it would without a word (`__main__`)."""
-    return _handled(signal.SIG_DFL, _leave)
+    with contextlib.ExitStack() as stack:
+        if stack.enter_context(_handled(signal.SIG_DFL, _leave)):
+            stack.enter_context(_heard_at_once())
+        yield
 
 
-def as_python_does() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def as_python_does() -> Iterator[None]:
     """In here, within `ends_at_once`, Ctrl-C raises `KeyboardInterrupt`."""
-    return _handled(_leave, signal.default_int_handler)
+    with _handled(_leave, signal.default_int_handler) as ours:
+        before = signal.set_wakeup_fd(-1) if ours else -1
+        try:
+            yield
+        finally:
+            if ours:
+                signal.set_wakeup_fd(before)
 
 
 def ended_by_an_interrupt() -> NoReturn:

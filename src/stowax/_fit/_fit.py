@@ -113,10 +113,6 @@ def fit(
     >>> found.largest
     256
     """
-    started = time.perf_counter()
-    _check(step_of_batch, budget, multiple_of)
-    sizes = _sizes(batches, multiple_of)
-    say = _asked.sayer(progress, started)
     wishes = {
         "host_budget": host_budget,
         "host_reserve": host_reserve,
@@ -126,15 +122,53 @@ def fit(
         "compiles": compiles,
         "cache": cache,
     }
-    study = Study(step_of_batch=step_of_batch, budget=budget, wishes=wishes, say=say)
-    if sizes is None:
-        _look_for_largest(study, multiple_of)
-    else:
-        for batch in sizes:
+    return Fitting(
+        step_of_batch, budget, batches, multiple_of, progress, wishes
+    ).finished()
+
+
+class Fitting:
+    """`fit` under way: what is known so far can be asked for at any time.
+
+    Takes the arguments of `fit`, as `wishes` those that are `stowax.plan`'s.
+    """
+
+    def __init__(
+        self,
+        step_of_batch: StepOfBatch,
+        budget: int | str | None,
+        batches: Iterable[int] | None,
+        multiple_of: int,
+        progress: _asked.Progress,
+        wishes: Mapping[str, Any],
+    ):
+        self._started = time.perf_counter()
+        _check(step_of_batch, budget, multiple_of)
+        self._sizes, self._unit = _sizes(batches, multiple_of), multiple_of
+        self._study = Study(
+            step_of_batch=step_of_batch,
+            budget=budget,
+            wishes=wishes,
+            say=_asked.sayer(progress, self._started),
+        )
+
+    def finished(self) -> Fit:
+        """What `fit` returns, once all is done."""
+        study = self._study
+        if self._sizes is None:
+            _look_for_largest(study, self._unit)
+        for batch in self._sizes or ():
             probe = study.probe(batch)
             if probe.least_bytes <= probe.budget:
                 study.planned(batch)
-    return _written_down(study, time.perf_counter() - started)
+        return _written_down(study, time.perf_counter() - self._started)
+
+    def so_far(self) -> Fit | None:
+        """What is known by now, asked for in any thread; `None` before any size is."""
+        study = self._study.copied()
+        if not study.probes:
+            return None
+        return _written_down(study, time.perf_counter() - self._started)
 
 
 def _look_for_largest(study: Study, unit: int) -> None:

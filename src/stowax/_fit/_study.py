@@ -59,6 +59,7 @@ class Study:
         one that cannot be made or traced for this size.
         """
         if batch not in self.probes:
+            self.say(f"batch {batch}: tracing and predicting")
             opening = self._opened(batch)
             with opening.again() as asked:
                 budget = int(asked.budgets[0])
@@ -125,6 +126,15 @@ class Study:
         if attempt is None:
             return None
         return self.found[batch].search.fits(attempt)
+
+    def copied(self) -> "Study":
+        """What is known now, while another thread learns more: what comes last, first.
+
+        A plan is noted after its programs, and these after the size's prediction.
+        """
+        plans, found = self.plans.copy(), self.found.copy()
+        probes = self.probes.copy()
+        return dataclasses.replace(self, probes=probes, found=found, plans=plans)
 
     def trials(self) -> tuple[BatchTrial, ...]:
         """All that is known, by batch."""

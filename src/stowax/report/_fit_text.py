@@ -21,11 +21,14 @@ FRONT = "▸"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def fit_text(record: FitRecord, width: int | None = None) -> str:
+def fit_text(
+    record: FitRecord, width: int | None = None, *, so_far: bool = False
+) -> str:
     """The largest batches, and a line for each size that was looked at.
 
     **Arguments:** `record` is what `stowax.fit` returns, `width` is in columns, by
-    default the terminal's; kept between 60 and 160.
+    default the terminal's; kept between 60 and 160. `so_far`: it is not finished, and
+    says nothing of what was not found yet.
 
     **Returns:** lines without colour codes. What is on the front is marked: no other
     batch that fits is as large and takes as little time for a step. Of many sizes
@@ -35,7 +38,7 @@ def fit_text(record: FitRecord, width: int | None = None) -> str:
     """
     columns = text_width(width)
     lines = lines_of(title_of(record), columns)
-    for text in largest_of(record):
+    for text in largest_of(record, so_far=so_far):
         lines += lines_of(text, columns)
     front, best = record.front, record.fastest
     fastest = best.per_second if best else 0.0
@@ -48,11 +51,12 @@ def fit_text(record: FitRecord, width: int | None = None) -> str:
         [[row[i] for i in picked] for row in rows],
         [_SIDES[i] for i in picked],
     )
+    ended = "Interrupted after" if so_far else "Found in"
     below = (
         f"{FRONT} the front: no batch that fits is as large and takes as little time a "
         "step. Step time is simulated from XLA's compiled schedule; (in brackets) "
         "the planner's model of a step that was not compiled, to be compared with its "
-        f"like only. Found in {format_seconds(record.seconds)}."
+        f"like only. {ended} {format_seconds(record.seconds)}."
     )
     body = lines_of(drawn, columns)
     if more := len({t.batch for t in record.trials} - {t.batch for t in shown}):
@@ -68,16 +72,19 @@ def title_of(record: FitRecord) -> str:
     return f"stowax fit of {step} on {record.target}{kind}, {budget} per device"
 
 
-def largest_of(record: FitRecord) -> list[str]:
+def largest_of(record: FitRecord, *, so_far: bool = False) -> list[str]:
     """The largest batches that fit, a sentence for each way."""
+    if so_far and not record.largest:
+        return ["So far nothing was compiled that fits."]
+    known = " so far" if so_far else ""
     plain = _largest(record.largest_as_written, record.next_as_written)
     planned = _largest(record.largest, record.next)
     gain = ""
     if record.largest_as_written and record.largest > record.largest_as_written:
         gain = f", {record.largest / record.largest_as_written:.3g} times as many"
     lines = [
-        f"Largest batch as written: {plain}.",
-        f"Largest batch under a plan: {planned}{gain}.",
+        f"Largest batch as written{known}: {plain}.",
+        f"Largest batch under a plan{known}: {planned}{gain}.",
     ]
     if best := record.fastest:
         way = "under a plan" if best.way == "plan" else best.way
@@ -90,9 +97,9 @@ def largest_of(record: FitRecord) -> list[str]:
 def _shown(record: FitRecord) -> list[BatchTrial]:
     """All trials, or of many those of the sizes that something was compiled for."""
     trials = list(record.trials)
-    if len(trials) <= _MOST_ROWS:
-        return trials
     compiled = {trial.batch for trial in trials if trial.compiled}
+    if len(trials) <= _MOST_ROWS or not compiled:
+        return trials
     return [t for t in trials if t.compiled or (t.batch in compiled and not t.fits)]
 
 

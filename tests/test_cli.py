@@ -145,7 +145,7 @@ def test_several_budgets_are_a_table(write):
     assert (small[:8], small.split()[-1]) == ("64.0 KiB", "no")
     assert large.startswith("1.00 GiB")
     assert large.endswith(("yes", "as it is"))
-    assert least.startswith("at least ")
+    assert ": the smallest budget" in least
     _, out, _ = run(*both, "--json")
     assert [made["proof"]["budget_bytes"] for made in json.loads(out)] == [2**30, 2**16]
 
@@ -159,7 +159,8 @@ def test_a_file_takes_one_plan(write, tmp_path):
     )
     words = ("plan", "train.py:make", "--target", "cpu", "--budget", "1MiB")
     assert error_of(*words, "--budget", "16 GB?") == (
-        "--budget: got '16 GB?'. Write bytes as an int, or text such as '16GiB'."
+        "--budget: got '16 GB?'. Write bytes as an int, or text such as '16GiB', or "
+        "'60%' of what the step takes."
     )
     assert error_of(*words, "--compiles", "1") == (
         "--compiles: got 1. Write how many programs may be compiled, 4 or more."
@@ -173,9 +174,7 @@ def test_a_file_takes_one_plan(write, tmp_path):
 def test_nothing_is_written_where_planning_fails(write, tmp_path):
     write(STEP)
     words = ("plan", "train.py:make", "--target", "cpu", "-o", "plan.json")
-    assert error_of(*words, "--budget", "16 GB?") == (
-        "--budget: got '16 GB?'. Write bytes as an int, or text such as '16GiB'."
-    )
+    assert error_of(*words, "--budget", "16 GB?").startswith("--budget: got '16 GB?'")
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["train.py"]
 
 

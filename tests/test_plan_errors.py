@@ -106,7 +106,9 @@ def test_an_argument_that_is_no_array(given, name, what):
     )
 
 
-INSTEAD = "Write bytes as an int, or text such as '16GiB'."
+def instead(name):
+    share = ", or '60%' of what the step takes" if name == "budget" else ""
+    return f"Write bytes as an int, or text such as '16GiB'{share}."
 
 
 @pytest.mark.parametrize("name", ["budget", "host_budget", "host_reserve"])
@@ -115,6 +117,7 @@ INSTEAD = "Write bytes as an int, or text such as '16GiB'."
     [
         (-1, "-1, which is not above zero"),
         ("16 GB?", "'16 GB?'"),
+        ("60 percent", "'60 percent'"),
         ("-3GiB", "'-3GiB'"),
         ("", "''"),
         (True, "True"),
@@ -122,13 +125,13 @@ INSTEAD = "Write bytes as an int, or text such as '16GiB'."
     ],
 )
 def test_budgets_that_are_none(name, given, got):
-    expected = f"{name}: got {got}. {INSTEAD}"
+    expected = f"{name}: got {got}. {instead(name)}"
     assert refused(ArgumentError, train, *ARGS, **{name: given}) == expected
 
 
 @pytest.mark.parametrize("name", ["budget", "host_budget"])
 def test_budgets_of_no_gibibytes(name):
-    expected = f"{name}: got 0.0, which is not above zero. {INSTEAD}"
+    expected = f"{name}: got 0.0, which is not above zero. {instead(name)}"
     assert refused(ArgumentError, train, *ARGS, **{name: "0GiB"}) == expected
 
 
@@ -139,7 +142,7 @@ def test_budgets_of_nothing():
             f"budget: got {few!r}, which is 16 bytes. Write a unit: '16GiB'."
         )
     assert refused(ArgumentError, train, *ARGS, budget=0) == (
-        f"budget: got 0, which is not above zero. {INSTEAD}"
+        f"budget: got 0, which is not above zero. {instead('budget')}"
     )
     assert refused(ArgumentError, train, *ARGS, host_budget=0) == (
         "host_budget: got 0. To leave the host alone write forbid=('offload',)."
@@ -334,7 +337,7 @@ def test_no_layers_at_all():
     roomy = plan(step_of(loss), *args)
     assert roomy.outcome == "unneeded"
     assert not any("no layers repeat" in note for note in roomy.proof.notes)
-    with pytest.warns(UserWarning, match="it does not fit: its program needs"):
+    with pytest.warns(UserWarning, match="it does not fit 30.0 MiB of the device"):
         jitted = found.apply(step_of(loss))  # still what jax.jit would have returned
     assert jitted.lower(*args)
 

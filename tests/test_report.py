@@ -45,7 +45,8 @@ As written it compiles to 141.0 GiB; the plan takes 27.0% longer.
 ▸ this plan, predicted   61.0 GiB  5.00 GiB     6.30 s                yes
   recompute all          55.0 GiB         –     7.20 s        +14.3%  yes
   keep all              142.0 GiB         –     6.10 s         -3.2%  no
-  step time: compiled is simulated from XLA's schedule, all others the model's
+  step time: compiled is simulated from XLA's schedule, all others the model's;
+  policies, keep all too, run layers as the plan does, not as written
 
 model.py:88: 32 layers (scan)
   forward 50.1 ms a layer (copies fill 41%), backward 100.2 ms (copies fill 20%)
@@ -62,7 +63,7 @@ step time   6.35 s simulated from the compiled schedule, 110.0 ms of it waiting
 bound       no plan is predicted below 6.25 s (this one: 6.30 s; gap 0.80%)
 limited by  device memory, forward window of model.py:88
 1 GiB more  would save about 12.0 ms of each step
-at least    about 43.0 GiB, predicted: the smallest budget with these pins
+least       about 43.0 GiB, predicted: the smallest budget with these pins
 pin         '*norm*' to keep (2 values): costs 31.0 ms per step
 pin         '*gate*' to keep (1 value): costs nothing
 not priced  custom_call flash_attention

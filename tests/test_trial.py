@@ -29,18 +29,19 @@ def measured(device, host, *, refused=False, was_kept=False):
     [
         (
             measured(10, 4),
-            "compiled in 2.00 s: 10.0 GiB on the device (fits 12.0 GiB), 4.00 GiB on "
-            "the host, 500.0 ms a step",
+            "compiled in 2.00 s: 10.0 GiB on the device (fits the budget of 12.0 "
+            "GiB), 4.00 GiB on the host, 500.0 ms a step",
         ),
         (
             measured(10, 9, was_kept=True),
-            "read from the cache: 10.0 GiB on the device (fits 12.0 GiB), 9.00 GiB on "
-            "the host (does not fit 8.00 GiB), 500.0 ms a step",
+            "read from the cache: 10.0 GiB on the device (fits the budget of 12.0 "
+            "GiB), 9.00 GiB on the host (does not fit the host budget of 8.00 GiB), "
+            "500.0 ms a step",
         ),
         (
             measured(13, 8, refused=True),
-            "compiled in 2.00 s: 13.0 GiB on the device (does not fit 12.0 GiB), 8.00 "
-            "GiB on the host",
+            "compiled in 2.00 s: 13.0 GiB on the device (does not fit the budget "
+            "of 12.0 GiB), 8.00 GiB on the host",
         ),
     ],
 )

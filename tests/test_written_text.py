@@ -21,5 +21,6 @@ def test_the_step_as_written_is_compared_where_it_was_compiled():
     assert "As written it needs 141.0 GiB.\n" in refused
     assert re.search(r"as written, compiled +141.0 GiB +– +– +no\n", refused)
     assert "the plan is as fast.\n" in said(step_seconds=6.35)
+    assert "keep all too, run layers as the plan does, not as written" in faster
     assert "as written" not in plan_text(changed(PLAN, written=None), 80).lower()
     assert "as written" not in plan_text(UNNEEDED, 80).lower()

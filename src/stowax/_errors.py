@@ -5,6 +5,9 @@ command line prints the message alone (exit code 2); a program sees a subclass o
 `StowaxError` that is also the built-in exception it would expect.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class StowaxError(Exception):
     """Base of every error that stowax raises on purpose."""
@@ -25,6 +28,16 @@ class ArgumentError(StowaxError, ValueError):
 
 class CallError(ArgumentError, TypeError):
     """An argument that the step does not take: a `TypeError` to Python."""
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """A question in front of an error's last words; empty where no option is near.
+
+    >>> did_you_mean("budgt", ["budget", "target"])
+    'Did you mean budget=? '
+    """
+    near = difflib.get_close_matches(name, options, n=1)
+    return f"Did you mean {near[0]}=? " if near else ""
 
 
 class StepError(StowaxError, ValueError):

@@ -19,18 +19,20 @@ for _power, _letter in enumerate("KMGT", start=1):
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
-def parse_bytes(quantity: Any, argument: str) -> int:
+def parse_bytes(quantity: Any, argument: str, *, shares: bool = False) -> int:
     """The number of bytes that `quantity` says.
 
     **Arguments:** `quantity` is an `int` of bytes or text such as `"16GiB"`, `"1.5
-    TiB"`, `"400MB"`; `argument` is the name to use in an error.
+    TiB"`, `"400MB"`; `argument` is the name to use in an error. `shares` says that it
+    names these, too (`parse_share`).
 
     **Raises:** `ArgumentError` for anything that is not a positive amount.
 
     >>> parse_bytes("16GiB", "budget")
     17179869184
     """
-    instead = "Write bytes as an int, or text such as '16GiB'."
+    share = ", or '60%' of what the step takes" if shares else ""
+    instead = f"Write bytes as an int, or text such as '16GiB'{share}."
     if not isinstance(quantity, bool) and isinstance(quantity, numbers.Integral):
         quantity = int(quantity)  # NumPy's, too
     # Parts of a byte: more likely a number of GiB.

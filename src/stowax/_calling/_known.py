@@ -112,8 +112,9 @@ class Known:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
+            others = [name for name in kwargs if name not in signature.parameters]
             raise CallError(
-                next(iter(kwargs)),
+                next(iter(others or kwargs)),
                 f"an argument that neither stowax nor the step takes so ({error})",
                 "Write the step's arguments as the step is called.",
             ) from None

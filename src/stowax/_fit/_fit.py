@@ -17,7 +17,7 @@ from .._plan import _asked
 from .._plan._plan import Plan
 from .._records._fit import FitRecord
 from .._target._machine import Target
-from .._units import parse_share
+from .._units import parse_bytes, parse_share
 from ._bracket import bracket
 from ._study import StepOfBatch, Study
 
@@ -287,6 +287,8 @@ def _check(step_of_batch: Any, budget: Any, multiple_of: Any) -> None:
             f"{budget!r}, a share of what the step takes, which grows with the batch",
             "Write bytes, or text such as '16GiB'.",
         )
+    if budget is not None:
+        parse_bytes(budget, "budget")
     if type(multiple_of) is not int or multiple_of < 1:
         raise ArgumentError(
             "multiple_of", f"{multiple_of!r}", "Write a whole number above zero."

@@ -1,12 +1,15 @@
 """`stowax.jit`, the one line: a step that is planned when it is first called."""
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
+import jax
+
 from .._calling._known import known
-from .._errors import ArgumentError
+from .._errors import ArgumentError, CallError, did_you_mean
 from .._plan import _asked
 from .._plan._plan import Plan
 from .._target._machine import Target
@@ -77,6 +80,7 @@ def jit(
     ```
     """
     options = dict(locals())
+    _check_names(jax_options)
     if options.pop("fun") is None:
         return functools.partial(jit, **options.pop("jax_options"), **options)
     if not callable(fun):
@@ -88,3 +92,18 @@ def jit(
     )
     wishes = wished({name: options[name] for name in WISHES})
     return Planned(what, wishes, given_plan(plan, wishes.compiler_options))
+
+
+def _check_names(jax_options: Mapping[str, Any]) -> None:
+    """**Raises:** `CallError` for an option that neither `jit` nor `jax.jit` has."""
+    known_to_jax = inspect.signature(jax.jit).parameters
+    for name, value in jax_options.items():
+        if name not in known_to_jax:
+            near = did_you_mean(
+                name, {**inspect.signature(jit).parameters, **known_to_jax}
+            )
+            raise CallError(
+                name,
+                f"{value!r:.60}",
+                f"{near}It is no option of stowax.jit, nor of jax.jit.",
+            )

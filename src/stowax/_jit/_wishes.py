@@ -5,7 +5,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from .._errors import ArgumentError
+from .._errors import ArgumentError, did_you_mean
 from .._plan import _asked
 from .._plan._plan import Plan, load_plan
 from .._target._machine import Target
@@ -39,7 +39,8 @@ def wished(wishes: Mapping[str, Any]) -> Wishes:
     """
     for name, value in wishes.items():
         if name not in WISHES:
-            raise ArgumentError(name, f"{value!r:.60}", f"Write one of {WISHES}.")
+            near = did_you_mean(name, WISHES)
+            raise ArgumentError(name, f"{value!r:.60}", f"{near}Write one of {WISHES}.")
     return Wishes(**wishes)
 
 

@@ -90,7 +90,7 @@ def device_budget(
         return machine.device_bytes
     if (share := parse_share(given, name)) is not None:
         return share
-    amount = parse_bytes(given, name)
+    amount = parse_bytes(given, name, shares=True)
     if amount < _LEAST_BUDGET:
         raise ArgumentError(
             name,

@@ -3,6 +3,7 @@
 What was asked is checked here, `_finding` does the work, `_record` writes it down.
 """
 
+import inspect
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from .._calling._calling import explaining, flattened
 from .._calling._known import NO_PROGRAM, Known, known
 from .._calling._objects import together
-from .._errors import ArgumentError
+from .._errors import ArgumentError, CallError, did_you_mean
 from .._search._loop import MOST_MISSES
 from .._survey._asked import Asked
 from .._survey._preferences import Preferences
@@ -109,6 +110,8 @@ def plan(
             progress=progress,
             **kwargs,
         )
+    except CallError as error:
+        raise _with_nearest(error, plan) from None
     except ArgumentError as error:
         if error.argument != "budgets":
             raise
@@ -153,24 +156,36 @@ def plans(
         print(plan.budget_bytes, plan.step_seconds)
     ```
     """
-    return plans_for(
-        known(step),
-        args,
-        kwargs,
-        budgets=budgets,
-        host_budget=host_budget,
-        host_reserve=host_reserve,
-        target=target,
-        pin=pin,
-        forbid=forbid,
-        keep_checkpoint=keep_checkpoint,
-        roll=roll,
-        donate=donate,
-        compiler_options=compiler_options,
-        compiles=compiles,
-        cache=cache,
-        progress=progress,
-    )
+    try:
+        return plans_for(
+            known(step),
+            args,
+            kwargs,
+            budgets=budgets,
+            host_budget=host_budget,
+            host_reserve=host_reserve,
+            target=target,
+            pin=pin,
+            forbid=forbid,
+            keep_checkpoint=keep_checkpoint,
+            roll=roll,
+            donate=donate,
+            compiler_options=compiler_options,
+            compiles=compiles,
+            cache=cache,
+            progress=progress,
+        )
+    except CallError as error:
+        raise _with_nearest(error, plans) from None
+
+
+def _with_nearest(error: CallError, door: Callable[..., Any]) -> CallError:
+    """The error of an argument that nobody takes, with the option that is like it."""
+    options = inspect.signature(door).parameters.values()
+    names = [option.name for option in options if option.kind == option.KEYWORD_ONLY]
+    instead = error.instead.rpartition("? ")[2]  # `plan` asks where `plans` has
+    near = did_you_mean(error.argument, names)
+    return CallError(error.argument, error.got, f"{near}{instead}")
 
 
 def plans_for(

@@ -309,10 +309,10 @@ class Search:
                 self._learn(self.taken[-1])
                 return
         number = len(self.log) + 1
-        most = max(number, self.asked.compiles or MOST_MISSES + 1)
+        most = f" (at most {self.asked.compiles})" if self.asked.compiles else ""
         if proposal.what:
             self.asked.say(proposal.what)
-        self.asked.say(f"compiling plan {number} (at most {most})")
+        self.asked.say(f"compiling plan {number}{most}")
         self.calls += 1
         correction = space.memory.excess(decisions)
         try:

@@ -52,7 +52,7 @@ def budgets_text(records: Sequence[PlanRecord], width: int | None = None) -> str
     lines = [*lines_of(title, columns), *lines_of(drawn, columns)]
     if not ordered[0].fits:
         one = min(ordered, key=lambda record: record.smallest_budget)
-        lines += lines_of(f"at least {smallest_text(one.search)}", columns)
+        lines += lines_of(smallest_text(one.search), columns)
     return "\n".join([*lines, *lines_of(below, columns)])
 
 

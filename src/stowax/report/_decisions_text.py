@@ -131,7 +131,7 @@ def _stack_groups(values: Sequence[DecisionRecord], room: int, width: int) -> li
         lines = _drawn_groups(chosen, width, reason_lines=reason_lines)
         if shown < len(groups):
             folded = [group for group in groups if group not in chosen]
-            lines += _fold(folded, width)
+            lines += _fold(folded, chosen, width)
         if len(lines) <= room:
             break
     return lines
@@ -228,7 +228,7 @@ def _reason(alike: Sequence[DecisionRecord], largest: DecisionRecord) -> str:
     return f"{'each' if same else 'largest'}: {largest.reason}"
 
 
-def _fold(folded: Sequence[_Group], width: int) -> list[str]:
+def _fold(folded: Sequence[_Group], shown: Sequence[_Group], width: int) -> list[str]:
     parts = []
     for decision in ("offload", "keep", "recompute"):
         of_it = [group for group in folded if group.decision == decision]
@@ -237,5 +237,12 @@ def _fold(folded: Sequence[_Group], width: int) -> list[str]:
             size = format_bytes(sum(group.bytes for group in of_it))
             parts.append(f"{number} {decision}, {size}")
     total = sum(group.values for group in folded)
-    text = f"and {count_of(total, 'smaller value')}: {'; '.join(parts)}"
+    smaller = all(
+        group.bytes < other.bytes
+        for group in folded
+        for other in shown
+        if group.decision == other.decision
+    )
+    what = "smaller value" if smaller else "more value"
+    text = f"and {count_of(total, what)}: {'; '.join(parts)}"
     return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")

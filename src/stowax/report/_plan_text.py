@@ -131,6 +131,7 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
     moved = [d for d in record.decisions if d.decision == "offload"]
     offloaded = sum(d.bytes * d.count for d in moved)
     model = record.search.model_seconds
+    written = _written_row(record)
     rows = [
         (
             "▸ this plan, compiled",
@@ -140,7 +141,7 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
             "",
             _yes(record.fits),
         ),
-        *_written_row(record),
+        *written,
         (
             "▸ this plan, predicted",
             or_dash(format_bytes, record.predicted_device_bytes),
@@ -150,7 +151,7 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
             _yes(record.predicted_device_bytes <= record.budget_bytes),
         ),
     ]
-    ordered = sorted(record.baselines, key=lambda b: (not b.fits, b.seconds))
+    ordered = sorted(_unlike(record.baselines), key=lambda b: (not b.fits, b.seconds))
     if record.outcome == "unneeded":
         ordered = []  # their "keep all" stores more than the step as it is written
     most = max(3, _MOST_BASELINES - 2 * len(record.program.stacks))
@@ -164,15 +165,29 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
     if record.step_seconds and model:
         others = "all others" if ordered else "predicted"
         # Else "keep all" would be taken for the step as it is written.
-        grouped = ordered and any(stack.group for stack in record.program.stacks)
+        run = ""
+        if ordered and any(stack.group for stack in record.program.stacks):
+            run = "; policies run layers in groups, too"
+        elif ordered and written:
+            run = (
+                "; policies, keep all too, run layers as the plan does, not as written"
+            )
         lines += textwrap.wrap(
             f"step time: compiled is simulated from XLA's schedule, {others} the "
-            "model's" + "; policies run layers in groups, too" * bool(grouped),
+            f"model's{run}",
             width,
             initial_indent="  ",
             subsequent_indent="  ",
         )
     return lines
+
+
+def _unlike(baselines: Sequence[Baseline]) -> list[Baseline]:
+    """The first of those with the same figures: without a host to offload to, say."""
+    first: dict[tuple[int, int, float], Baseline] = {}
+    for one in baselines:
+        first.setdefault((one.device_bytes, one.host_bytes, one.seconds), one)
+    return list(first.values())
 
 
 def _written_row(record: PlanRecord) -> list[tuple[str, ...]]:
@@ -237,7 +252,7 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
             pairs.append(("left free", _left_free(record)))
         pairs += _more_memory(record)
         if search.smallest_budget:
-            pairs.append(("at least", smallest_text(search)))
+            pairs.append(("least", smallest_text(search)))
     pairs += [("pin", _pin(pin, record)) for pin in search.pins]
     if search.unpriced:
         pairs.append(("not priced", _listed(search.unpriced, 6)))

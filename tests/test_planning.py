@@ -361,6 +361,20 @@ def test_the_command_runs_a_script_unchanged(tmp_path):
     assert again.returncode == 0, again.stderr
     assert again.stdout == done.stdout
     assert "compiling" not in again.stderr
+    line = "train_step runs under the plan in plan.json, made for h200: "
+    (said,) = [text for text in again.stderr.splitlines() if text.startswith(line)]
+    assert " MiB of " in said
+
+
+def test_the_traceback_of_a_script_that_fails_comes_last(tmp_path):
+    options = ("--budget", "60%", "--target", "h200", "-o", "plan.json")
+    done = run(tmp_path, *options, "train.py", "3", "fails")
+    assert done.returncode == 1
+    assert "stowax plan for" not in done.stderr
+    saved, *_, last = done.stderr.split("saved plan.json\n")[-1].splitlines()
+    assert saved == "Traceback (most recent call last):"
+    assert last.startswith("ValueError: ")
+    assert (tmp_path / "plan.json").exists()
 
 
 @pytest.mark.slow

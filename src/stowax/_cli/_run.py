@@ -56,7 +56,7 @@ def run(
 
     Every function that the script gives to jax.jit, nnx.jit or eqx.filter_jit, and that
     differentiates, is planned when it is first called. The plans are shown at the end,
-    on stderr. The exit code is the script's.
+    on stderr, unless the script fails. The exit code is the script's.
 
     \b
     Examples:
@@ -80,23 +80,35 @@ def run(
     }
     process = os.getpid()
     with stowax.planning(plan=plan, progress=progress_to_stderr(), **wishes) as session:
+        told: list[bool] = []
+
+        def tell(*, failed: bool) -> None:
+            if os.getpid() == process and not told:
+                told.append(True)
+                _report(session, output, failed=failed)
 
         def finish(error: BaseException | None) -> int:
-            if os.getpid() == process:
-                _report(session, output)
+            tell(failed=False)
             return _code(error)
 
-        return finish(run_program(program, words, lambda c: finish(SystemExit(c))))
+        ended = run_program(
+            program,
+            words,
+            lambda code: finish(SystemExit(code)),
+            lambda: tell(failed=True),
+        )
+        return finish(ended)
 
 
-def _report(session: Any, output: str | None) -> None:
+def _report(session: Any, output: str | None, *, failed: bool) -> None:
+    """What was planned. Of a script that failed its traceback is what matters."""
     for note in session.notes:
         click.echo(f"stowax: {note}", err=True)
     plans = session.plans
-    if not plans and not session.refused:
+    if not plans and not session.refused and not failed:
         why = "" if session.notes else ": no jitted function differentiates"
         click.echo(f"stowax: nothing was planned{why}", err=True)
-    for made in plans.values():
+    for made in plans.values() if not failed else ():
         click.echo(f"\n{made}", err=True)
     if output is None or not plans:
         return

@@ -94,12 +94,16 @@ def module_named(name: str) -> Program:
 
 
 def run_program(
-    program: Program, words: tuple[str, ...], leaves: Callable[[int], int]
+    program: Program,
+    words: tuple[str, ...],
+    leaves: Callable[[int], int],
+    fails: Callable[[], None] = lambda: None,
 ) -> BaseException | None:
     """Runs it to the end of its threads; what it raised, if anything.
 
-    A failure's traceback has been shown as the script would have shown it. Before the
-    script leaves by `os._exit(code)`, `leaves(code)` is called, and gives another code.
+    A failure's traceback has been shown as the script would have shown it, and before
+    that `fails()` was called. Before the script leaves by `os._exit(code)`,
+    `leaves(code)` is called, and gives another code.
     """
     file = program.code.co_filename
     module = types.ModuleType("__main__")
@@ -124,7 +128,11 @@ def run_program(
                 if thread is not threading.current_thread() and not thread.daemon:
                     thread.join()
     except BaseException as error:
-        _shown(error)
+        try:
+            if not isinstance(error, SystemExit | KeyboardInterrupt):
+                fails()
+        finally:
+            _shown(error)
         return error
     finally:
         _following.clear()

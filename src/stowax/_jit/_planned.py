@@ -48,7 +48,7 @@ from ._lent import Lent, Results
 from ._placing import is_about_donation, on_device, on_one_mesh
 from ._processes import agreed
 from ._ready import Ready, given_by, step_under, under
-from ._wishes import Wishes
+from ._wishes import Given, Wishes
 
 
 class Planned(KnownStep):
@@ -58,10 +58,10 @@ class Planned(KnownStep):
     call, and where there is nothing to plan. `known` says how the step is called.
     """
 
-    def __init__(self, what: Known, wishes: Wishes, plan: Plan | None):
+    def __init__(self, what: Known, wishes: Wishes, given: Given | None):
         functools.update_wrapper(self, what.function)
-        self.plan: Plan | None = plan
-        self.known, self._wishes, self._given = what, wishes, plan
+        self.plan: Plan | None = given and given.plan
+        self.known, self._wishes, self._given = what, wishes, given
         self._kept = Kept.within(wishes.cache)
         self._ready: dict[Hashable, Ready] = {}
         self._results: Results = {}
@@ -207,9 +207,11 @@ class Planned(KnownStep):
         """The program for arguments of a new kind."""
         ready = functools.partial(under, taken, direct, flat, _when_told, self._lent)
         if (given := self._given) is not None:
-            said = json.dumps(given.to_json())
-            agreed(self._name, lambda: (said, given), lambda plan: plan)
-            return ready(given, flat)
+            plan, text = given.plan, json.dumps(given.plan.to_json())
+            if (said := given.said()) and not self._ready:
+                self._say()(f"{self._name} runs {said}")
+            agreed(self._name, lambda: (text, plan), lambda plan: plan)
+            return ready(plan, flat)
         if self._ready:
             self._say()(f"planning {self._name} anew, for arguments of other types")
         try:

@@ -24,7 +24,7 @@ from .._mark import current, noticing
 from .._plan._plan import Plan
 from . import _equinox
 from ._planned import Planned
-from ._wishes import Wishes, given_plan, wished
+from ._wishes import Given, Wishes, given_plan, wished
 
 _JAXS_OWN = ("jax.", "jaxlib.", "stowax.")
 _ASKS_FOR_A_TYPE = "equinox._module."  # and never calls what `jax.pmap` returns
@@ -46,8 +46,8 @@ class Session:
     tells whether one was not planned, and ended in an error that says why.
     """
 
-    def __init__(self, wishes: Wishes, plan: Plan | None):
-        self.wishes, self.given = wishes, plan
+    def __init__(self, wishes: Wishes, given: Given | None):
+        self.wishes, self.given = wishes, given
         self.notes: list[str] = []
         self.refused = False
         self._steps: list[_Step] = []

@@ -9,6 +9,7 @@ from .._errors import ArgumentError, did_you_mean
 from .._plan import _asked
 from .._plan._plan import Plan, load_plan
 from .._target._machine import Target
+from .._units import format_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +45,29 @@ def wished(wishes: Mapping[str, Any]) -> Wishes:
     return Wishes(**wishes)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A plan that was made before, and the file that it comes from, if it does."""
+
+    plan: Plan
+    file: str = ""
+
+    def said(self) -> str:
+        """Which file was taken, and what it says, in a line; empty without one."""
+        plan = self.plan
+        device, budget = map(format_bytes, (plan.device_bytes, plan.budget_bytes))
+        return self.file and (
+            f"under the plan in {self.file}, made for {plan.program.target}: "
+            f"{device} of {budget} per device"
+        )
+
+
 def given_plan(
     plan: Plan | str | os.PathLike[str] | None, options: Mapping[str, Any] | None
-) -> Plan | None:
+) -> Given | None:
     """A plan, or that of a file, which may have these compiler options."""
-    if plan is None or isinstance(plan, Plan):
-        return plan
-    return load_plan(plan, compiler_options=options)
+    if plan is None:
+        return None
+    if isinstance(plan, Plan):
+        return Given(plan=plan)
+    return Given(plan=load_plan(plan, compiler_options=options), file=os.fspath(plan))

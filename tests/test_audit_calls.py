@@ -1,6 +1,7 @@
 """The ways to ask for an audit, what it gives back, and what it allows."""
 
 import contextlib
+import dataclasses
 import inspect
 import json
 
@@ -154,13 +155,17 @@ def test_text_is_this():
         step_seconds=0.004,
     )
     assert audit_text(record, width=60).splitlines() == [
-        "1 finding in 20 steps of train.py:5, 4.0 ms and 2 transfers",
-        "each.",
+        "1 finding in 20 steps of train.py:5. A step takes 4.0 ms,",
+        "with 2 transfers.",
         "",
         "train.py:7: host-read (1 a step, 4 B, 2.1 ms)",
         "  what    float() reads 4 B of this step's result",
         "  remedy  Read it one step late.",
     ]
+    # What happens now and then is told by how often, not as 0.1 a step.
+    rare = dataclasses.replace(finding, count=0.1)
+    text = audit_text(dataclasses.replace(record, findings=(rare,)), width=80)
+    assert "\ntrain.py:7: host-read (2 in 20 steps, 4 B, 2.1 ms a step)\n" in text
 
 
 def test_functions_of_one_line_and_derivatives_of_one_function_are_told_apart():

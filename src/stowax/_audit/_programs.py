@@ -72,10 +72,12 @@ def operations(steps: Steps) -> Iterator[Finding]:
             )
         elif line.count >= _FEW_OPERATIONS or line.bytes >= _SMALL_BYTES:
             names = list(dict.fromkeys(e.name for e in line.events))
+            one = line.count == 1
+            what = "operation a step is" if one else "operations a step are"
             yield from_line(
                 "eager-dispatch",
                 line,
-                f"{line.count:g} operations a step are dispatched by themselves: "
+                f"{line.count:g} {what} dispatched outside of jit: "
                 f"{', '.join(names[:6])}{', …' * (len(names) > 6)}",
                 "Move this line into the jitted step, or into a jitted function of its "
                 "own.",

@@ -19,7 +19,7 @@ def audit_text(record: AuditRecord, width: int | None = None) -> str:
     columns = text_width(width)
     lines = textwrap.wrap(_head(record), columns)
     for finding in record.findings:
-        lines += ["", *_finding(finding, columns)]
+        lines += ["", *_finding(finding, record.steps, columns)]
     if record.allowed:
         kinds = ", ".join(sorted({finding.kind for finding in record.allowed}))
         lines += ["", f"{len(record.allowed)} allowed: {kinds}"]
@@ -34,10 +34,14 @@ def _head(record: AuditRecord) -> str:
         return f"{found}."
     return (
         f"{found} in {count_of(record.steps, 'step')} of "
-        f"{_path(record.step_file)}:{record.step_line}, "
-        f"{format_seconds(record.step_seconds)} and "
-        f"{count_of(round(record.transfers, 1), 'transfer')} each."
+        f"{_path(record.step_file)}:{record.step_line}. A step takes "
+        f"{format_seconds(record.step_seconds)}, with {transfers_of(record)}."
     )
+
+
+def transfers_of(record: AuditRecord) -> str:
+    """How many values cross between host and device in a step: `2 transfers`."""
+    return count_of(round(record.transfers, 1), "transfer")
 
 
 def _path(file: str) -> str:
@@ -47,12 +51,17 @@ def _path(file: str) -> str:
     return min(file, os.path.relpath(file), key=len)
 
 
-def _finding(finding: Finding, width: int) -> list[str]:
+def _finding(finding: Finding, steps: int, width: int) -> list[str]:
     figures = [f"{finding.count:.2g} a step"]
+    often = finding.count >= 1 or not steps
+    if not often:
+        figures = [f"{round(finding.count * steps)} in {count_of(steps, 'step')}"]
     if finding.bytes:
         figures.append(format_bytes(finding.bytes))
     if finding.seconds:
         figures.append(format_seconds(finding.seconds))
+    if len(figures) > 1 and not often:
+        figures[-1] += " a step"
     lines = [
         f"{_path(finding.file)}:{finding.line}: {finding.kind} ({', '.join(figures)})"
     ]

@@ -4,6 +4,7 @@ import os
 
 from .._records._audit import AuditRecord
 from .._units import format_seconds
+from ._audit_text import transfers_of
 from ._layout import count_of
 from ._page_html import (
     Columns,
@@ -58,8 +59,8 @@ def audit_table(record: AuditRecord) -> str:
     )
     loop = (
         f"{count_of(record.steps, 'step')} of "
-        f"{_place(record.step_file, record.step_line)}, "
-        f"{count_of(round(record.transfers, 1), 'transfer')} each."
+        f"{_place(record.step_file, record.step_line)}, with {transfers_of(record)} a "
+        "step."
     )
     lines = [loop if record.steps else "", *record.notes]
     found = record.findings

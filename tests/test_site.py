@@ -189,8 +189,22 @@ def test_links_lead_to_the_same_place_in_the_site():
         ("[a](../guide.md#c)", *page, "[a](../guide.md#c)"),
         ("[a](#c) [b](https://x.org/y.md)", *page, "[a](#c) [b](https://x.org/y.md)"),
         ("[a](docs/b.md)", "CONTRIBUTING.md", "docs/contributing.md", "[a](b.md)"),
+        ("[a](../../examples/ppo.py)", *page, "[a](../examples/ppo.py)"),
     ):
         assert moved(text, origin, place) == there
+
+
+def test_scripts_stand_as_a_whole_on_their_pages():
+    pytest.importorskip("mkdocs", reason="the group docs is not installed")
+    hooks = module("site_hooks", DOCS / "site" / "hooks.py")
+    named = []
+    for page in sorted((DOCS / "integrations").glob("*.md")):
+        names = re.findall(r"<!-- whole: (\S+) -->", page.read_text())
+        named += names
+        shown = hooks.with_scripts(page.read_text())
+        assert all(f"```py\n{(ROOT / name).read_text()}```" in shown for name in names)
+    scripts = {name for name in hooks.EXAMPLES if "/integrations/" in name}
+    assert {*named} == scripts - {"examples/integrations/common.py"}
 
 
 def test_docstring_examples_get_a_fence_and_fenced_ones_stay():

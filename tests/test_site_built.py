@@ -44,6 +44,7 @@ def test_every_kind_of_page_is_there():
         "tutorial/1-memory-kinds.ipynb",
         "howto/gallery/gpt-h200.html",
         "changelog.html",
+        "examples/integrations/nnx_lm.py",
         "results/chart-audit.svg",
     ):
         assert (SITE / name).stat().st_size > 1000, name

@@ -3,7 +3,8 @@
 The pages stay readable where they lie, and nothing of them is written twice. So the
 home page is the repository's README, what lies beside `docs/` becomes a page of the
 site, links lead to the same places, and the tutorial's notebooks and the gallery's
-pages are put beside their Markdown.
+pages are put beside their Markdown. Example scripts can be downloaded, and stand as a
+whole where a page says so.
 """
 
 import importlib.util
@@ -14,7 +15,7 @@ import re
 import sys
 
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 from pymdownx.slugs import slugify
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -27,8 +28,19 @@ BESIDE = {
 }
 """Files beside `docs/`, and what they are called in the site."""
 
+EXAMPLES = [
+    path.relative_to(ROOT).as_posix()
+    for path in sorted((ROOT / "examples").rglob("*.py"))
+]
+"""Scripts, which are called in the site what they are called in the repository."""
+
 HOME = "README.md"
-_SITE = {name: f"docs/{page}" for name, page in BESIDE.items()} | {HOME: "docs/" + HOME}
+_SITE = {
+    HOME: f"docs/{HOME}",
+    **{name: f"docs/{page}" for name, page in BESIDE.items()},
+    **{name: f"docs/{name}" for name in EXAMPLES},
+}
+_WHOLE = re.compile(r"^<!-- whole: (\S+) -->$", re.MULTILINE)
 _LINK = re.compile(r"(\]\()([^()\s]+)(\))")
 _ELSEWHERE = re.compile(r"[a-z]+:|#|/")
 
@@ -46,6 +58,10 @@ def on_files(files, *, config):
         files.append(File.generated(config, page, content=(ROOT / name).read_text()))
     for name, text in notebooks().items():
         files.append(File.generated(config, f"tutorial/{name}", content=text))
+    for name in EXAMPLES:
+        text = (ROOT / name).read_text()
+        kept = InclusionLevel.INCLUDED
+        files.append(File.generated(config, name, content=text, inclusion=kept))
     for path in sorted(GALLERY.glob("*.html")):
         name = f"howto/gallery/{path.name}"
         files.append(File.generated(config, name, abs_src_path=str(path)))
@@ -60,7 +76,7 @@ def on_page_markdown(markdown, *, page, **_):
         markdown, origin = (ROOT / HOME).read_text(), HOME
     elif re.fullmatch(r"tutorial/\d-.*\.md", place):
         markdown = with_downloads(markdown, pathlib.PurePosixPath(place).stem)
-    return rewritten(markdown, origin, f"docs/{place}")
+    return with_scripts(rewritten(markdown, origin, f"docs/{place}"))
 
 
 def rewritten(markdown, origin, place):
@@ -84,6 +100,15 @@ def rewritten(markdown, origin, place):
         return link[1] + moved + mark + anchor + link[3]
 
     return _LINK.sub(there, markdown)
+
+
+def with_scripts(markdown):
+    """A page with each script that a comment in it names: `<!-- whole: a/b.py -->`."""
+
+    def whole(comment):
+        return f"```py\n{(ROOT / comment[1]).read_text()}```"
+
+    return _WHOLE.sub(whole, markdown)
 
 
 def with_downloads(markdown, stem):

@@ -5,8 +5,8 @@ command line prints the message alone (exit code 2); a program sees a subclass o
 `StowaxError` that is also the built-in exception it would expect.
 """
 
+import collections.abc
 import difflib
-from collections.abc import Iterable
 
 
 class StowaxError(Exception):
@@ -30,7 +30,7 @@ class CallError(ArgumentError, TypeError):
     """An argument that the step does not take: a `TypeError` to Python."""
 
 
-def did_you_mean(name: str, options: Iterable[str]) -> str:
+def did_you_mean(name: str, options: collections.abc.Iterable[str]) -> str:
     """A question in front of an error's last words; empty where no option is near.
 
     >>> did_you_mean("budgt", ["budget", "target"])

@@ -289,6 +289,31 @@ def test_the_ten_second_answer_is_on_the_first_screen(visit):
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_no_table_scrolls_sideways_on_a_laptop(visit):
+    """Not the ledger of copies either, with names as long as XLA's and a user's are."""
+    copies = [
+        dataclasses.replace(
+            copy,
+            start="copy-start.123.remat.clone",
+            done="copy-done.123.remat.clone",
+            serves="kept activation gelu of layers 3 to 12",
+            source="/home/me/project/model_definition.py:1234",
+            op_name="jit(step)/transpose(jvp())/while/body/stowax.fetch.3f0c.12/copy",
+        )
+        for copy in INSPECTION.transfers
+    ]
+    browser = visit(dataclasses.replace(found(), transfers=tuple(copies)), PLAN)
+    size = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    wide = "return Array.from(document.querySelectorAll('.scroll')).filter("
+    wide += "e => e.scrollWidth > e.clientWidth).map(e => e.ariaLabel)"
+    try:
+        assert browser.execute_script("return document.querySelector('#transfers')")
+        assert browser.execute_script(wide) == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_overflows_a_narrow_screen(visit, scheme):
     browser = visit(dataclasses.replace(found(), hazards=INSPECTION.hazards), PLAN)

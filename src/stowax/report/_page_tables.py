@@ -62,8 +62,7 @@ def transfers_table(transfers: Sequence[Transfer]) -> str:
     columns: Columns = (
         ("direction", "text", lambda t: text_cell(DIRECTIONS[t.direction])),
         ("bytes a step", "number", lambda t: bytes_cell(t.total_bytes)),
-        ("each", "number", lambda t: bytes_cell(t.bytes)),
-        ("times", "number", lambda t: number_cell(t.trips)),
+        ("copies", "number", lambda t: (t.bytes, _copies_of(t))),
         ("on the link", "number", lambda t: seconds_cell(t.seconds)),
         ("waited for", "number", lambda t: seconds_cell(t.exposed_seconds)),
         (
@@ -73,12 +72,23 @@ def transfers_table(transfers: Sequence[Transfer]) -> str:
         ),
         ("serves", "long", lambda t: text_cell(t.serves or "–")),
         ("where", "text", lambda t: source_cell(t.source)),
-        ("starts at", "long", lambda t: text_cell(t.start)),
-        ("waited for at", "long", lambda t: text_cell(t.done)),
+        ("from … to", "long", lambda t: text_cell(_instructions(t))),
         ("operation", "long", lambda t: path_cell(t.op_name)),
     )
     ordered = sorted(transfers, key=lambda t: -t.total_bytes)
     return sortable(_totals(transfers), columns, ordered, name="transfers")
+
+
+def _copies_of(transfer: Transfer) -> str:
+    """How many there are of what size: `32 × 64.0 MiB`."""
+    times = f"{transfer.trips:,} × " if transfer.trips != 1 else ""
+    return f"{times}{format_bytes(transfer.bytes)}"
+
+
+def _instructions(transfer: Transfer) -> str:
+    """The instruction where a copy starts, and the one that waits for it."""
+    names = dict.fromkeys(name for name in (transfer.start, transfer.done) if name)
+    return " … ".join(names)
 
 
 def _totals(transfers: Sequence[Transfer]) -> str:

@@ -1,9 +1,10 @@
-"""A plan that is given: `stowax.jit` says which file it was, and what it says."""
+"""What planning says: of a plan that is given the file, of a share what it is of."""
 
 import jax
 import jax.numpy as jnp
 
 import stowax
+from stowax._units import format_bytes
 
 ARGS = jnp.ones((64, 64)), jnp.ones((128, 64))
 
@@ -31,3 +32,13 @@ def test_who_has_the_plan_is_told_nothing():
     said = []
     stowax.jit(step, plan=made, progress=said.append)(*ARGS)
     assert said == []
+
+
+def test_a_share_says_of_what_it_is_one():
+    said = []
+    made = stowax.plan(step, *ARGS, target="cpu", budget="60%", progress=said.append)
+    (as_it_is,) = [line for line in said if " on the device, " in line]
+    assert "budget" not in as_it_is
+    taken = format_bytes(made.search.written.compiled_bytes)
+    budget = format_bytes(made.budget_bytes)
+    assert f"a budget of 60% of {taken} is {budget}" in said

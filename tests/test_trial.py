@@ -47,3 +47,5 @@ def measured(device, host, *, refused=False, was_kept=False):
 )
 def test_the_line_says_what_does_not_fit_and_where(program, line):
     assert outcome(program, 12 * GIB, 8 * GIB) == line
+    # Of what a share is to be taken of there is no budget.
+    assert "budget of 12.0 GiB" not in outcome(program, None, 8 * GIB)

@@ -25,7 +25,7 @@ def progress_to_stderr() -> Callable[[str], None]:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, markup=False)
-    return lambda line: console.print(line, style="dim")
+    return lambda line: console.print(line, style="dim", soft_wrap=True)
 
 
 def _fail(message: str, error: BaseException, whole: bool) -> NoReturn:

@@ -25,6 +25,7 @@ from .._errors import (
 from .._records._stages import least_bytes
 from .._search._loop import Search
 from .._search._space import Attempt, rolled_space
+from .._search._variants import plain
 from .._state._shards import device_bytes
 from .._step._recording import Recording
 from .._step._trace import reading_less, record_for
@@ -120,15 +121,20 @@ def _in_bytes(asked: Asked) -> list[int]:
         return [int(budget) for budget in asked.budgets]
     most = asked.machine.device_bytes
     free = dataclasses.replace(asked, pin={}, forbid=())
-    search = search_for(free, most)
-    plain = search.compile_plain(donate=search.rolled.may_donate)
-    taken = plain.measured.compiled_bytes
-    return [
-        min(most, max(1, int(budget * taken)))
-        if isinstance(budget, float)
-        else int(budget)
-        for budget in asked.budgets
-    ]
+    rolled = search_for(free, most).rolled
+    written = plain(rolled, None, donate=rolled.may_donate)
+    taken = written.measured.compiled_bytes
+
+    def in_bytes(budget: int | float) -> int:
+        if not isinstance(budget, float):
+            return budget
+        share = min(most, max(1, int(budget * taken)))
+        what = f"{100 * budget:.4g}% of {format_bytes(taken)}"
+        capped = ", all that a device has" if share == most else ""
+        asked.say(f"a budget of {what} is {format_bytes(share)}{capped}")
+        return share
+
+    return [in_bytes(budget) for budget in asked.budgets]
 
 
 def _is_the_users(error: Exception) -> bool:

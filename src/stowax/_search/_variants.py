@@ -69,8 +69,11 @@ def plain_bytes(space: Space, *, donate: bool) -> int:
     return int(needed / (_DOUBT_UNROLLED if is_straight(space) else _DOUBT))
 
 
-def plain(space: Space, budget: int, *, donate: bool) -> Attempt:
-    """The step as it is, compiled, or as it was for another search."""
+def plain(space: Space, budget: int | None, *, donate: bool) -> Attempt:
+    """The step as it is, compiled, or as it was for another search.
+
+    Where it is to say what a share of it is, there is no `budget` yet.
+    """
     asked = space.asked
     if donate in asked.written:
         return dataclasses.replace(asked.written[donate], space=space)

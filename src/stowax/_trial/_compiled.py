@@ -106,12 +106,14 @@ def compile_and_read(
     return Measured(trial=trial, inspection=inspection, was_kept=compiled.was_kept)
 
 
-def outcome(measured: Measured, budget: int, host_budget: int) -> str:
-    """What a compiled program came to, in a line."""
-    within = measured.inspection is not None and measured.compiled_bytes <= budget
+def outcome(measured: Measured, budget: int | None, host_budget: int) -> str:
+    """What a compiled program came to, in a line, beside its budget if it has one."""
     device, host = map(format_bytes, (measured.compiled_bytes, measured.host_bytes))
-    fits = "fits" if within else "does not fit"
-    fits = f" ({fits} the budget of {format_bytes(budget)})"
+    fits = ""
+    if budget is not None:
+        within = measured.inspection is not None and measured.compiled_bytes <= budget
+        fits = "fits" if within else "does not fit"
+        fits = f" ({fits} the budget of {format_bytes(budget)})"
     too_much = f" (does not fit the host budget of {format_bytes(host_budget)})"
     seconds = f", {format_seconds(measured.step_seconds)} a step"
     took = format_seconds(measured.trial.seconds_to_compile)

@@ -19,6 +19,7 @@ from stowax._records._inspection import Memory, MemoryUse
 from stowax._records._peak import MemoryPeak, PeakArray, Treatment
 from stowax._target._compiled import LoweredProgram
 from stowax._units import format_bytes
+from stowax._way import _inspect as _way_inspect
 from stowax._way import _ways
 from stowax.report import inspection_page, inspection_text, plan_text
 from too_large import activations, logits, spec
@@ -135,6 +136,20 @@ def test_what_fits_says_so_with_the_capacity():
     unknown = dataclasses.replace(found, capacity_bytes=0)
     assert unknown.fits is None
     assert "FIT" not in inspection_text(unknown, width=80)
+
+
+def test_no_budget_is_called_the_smallest_that_the_step_itself_stays_below(monkeypatch):
+    compiled = dataclasses.replace(INSPECTION, peak=PEAK)
+    taken = compiled.memory.device.total
+    for step, expected in (
+        (compiled, (taken, "compiled")),
+        (dataclasses.replace(compiled, refusal=WORDS), (taken + 1, "predicted")),
+    ):
+        monkeypatch.setattr(_inspect, "inspect", lambda *_, step=step, **__: step)
+        above = dataclasses.replace(PEAK, smallest_budget=taken + 1)
+        monkeypatch.setattr(_way_inspect, "with_ways", lambda *_, above=above: above)
+        found = stowax.inspect(lambda x: x, 1.0).peak
+        assert (found.smallest_budget, found.smallest_budget_is) == expected
 
 
 def test_why_no_plan_can_be_made_is_said():

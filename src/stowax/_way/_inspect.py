@@ -40,4 +40,9 @@ def inspect(
     if found.peak is None or not args or planned:
         return found
     peak = with_ways(found.peak, jitted_or_compiled, args, target)
+    taken = found.memory.device.total
+    if not found.refusal and taken < peak.smallest_budget:  # the step itself shows it
+        peak = dataclasses.replace(
+            peak, smallest_budget=taken, smallest_budget_is="compiled"
+        )
     return dataclasses.replace(found, peak=peak)

@@ -259,7 +259,9 @@ def test_what_is_refused():
     within = pytest.raises(ArgumentError, match=r"^planning: got a block within")
     with planning(), within, planning():
         pass
-    named = pytest.raises(ArgumentError, match=r"^bugdet: got '1GiB'. Write one of")
+    named = pytest.raises(
+        ArgumentError, match=r"^bugdet: got '1GiB'. Did you mean budget=\? Write one of"
+    )
     with named, planning(bugdet="1GiB"):
         pass
     with planning(budget="64KiB"), pytest.raises(MisfitError):

@@ -32,7 +32,7 @@ import jax
 
 from .._cost._cost import seconds
 from .._cost._record import OperationCost
-from .._layers._axis_order import lying
+from .._layers._axis_order import Order, lying
 from .._layers._host_layers import can_stream
 from .._records._stages import (
     OFFLOAD_LEAST_BYTES,
@@ -155,9 +155,7 @@ def find_state(
     traffic = _Traffic(step, found, specs)
     leaves = {leaf.input: leaf for leaf in found.leaves}
     for i in candidates:
-        shard = lying(shard_shape(specs[i]), found.orders.get(i))
-        shard = jax.ShapeDtypeStruct(shard, specs[i].dtype)
-        if not can_stream(shard, platform=target.platform):
+        if not _fills_tiles(leaves[i], specs[i], found.orders.get(i), target):
             leaves[i] = dataclasses.replace(leaves[i], way="device", reason=UNTILED)
     values = tuple(
         _value(
@@ -193,6 +191,16 @@ def find_state(
         read_only=read_only,
         lying=orders,
     )
+
+
+def _fills_tiles(leaf: Leaf, spec: Any, order: Order, target: Target) -> bool:
+    """Whether blocks of a leaf cross the link; of its rest `_update._blocks` knows."""
+    shard = lying(shard_shape(spec), order)
+    if leaf.block and len(shard) > 1:
+        rows = min(leaf.block[-2], shard[-2])  # within a shard, where rows are cut
+        shard = (*shard[:-2], rows, shard[-1])
+    part = jax.ShapeDtypeStruct(shard, spec.dtype)
+    return can_stream(part, platform=target.platform)
 
 
 def has_host_memory(target: Target) -> bool:

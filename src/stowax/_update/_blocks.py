@@ -1,7 +1,9 @@
 """Cutting a leaf of optimizer state into blocks that stream between host and device.
 
 A leaf is cut along its leading axes, so that a block is one piece of memory. All blocks
-are alike; there is no remainder, which would need a second program. An axis that is
+are alike. Where no even blocks do (a TPU moves whole tiles, and a vocabulary of 30522
+rows has no even blocks of whole tiles), a *rest* is left over, smaller than a block: it
+needs a second small program, and one axis alone may be cut then. An axis that is
 spread over a mesh is cut within the shards: the leaf is looked at with that axis as
 two, shards and places in a shard, so that every device streams its own shard and no
 block crosses devices. A TPU moves whole tiles: the last axis is never cut ("lane slice
@@ -28,6 +30,18 @@ _TINY = 16
 """How many times smaller than worth a copy a block may be: assumed."""
 
 _ROW_BYTES = 32  # a TPU's tile is 8 rows of 4 bytes, 16 of 2, 32 of 1 high
+
+_WHOLE, _PARTS = 8, (4, 2, 1)
+"""Rows that a TPU writes of a rest: whole eights, and what is left by powers of two.
+
+An update of fewer than eight rows is laid out in a tile of 4, 2 or 1. Such a tile is
+copied where it lies within one of the buffer's tiles: at an even place of its own size,
+which these have one after the other. Of any other size the compiler ends the process
+("sublane slicing size not multiple of update chunk sublane size").
+"""
+
+_PACKED_BYTES = 4
+"""Narrower rows are packed in words of so many bytes, which a TPU does not part."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +86,15 @@ class Cut:
     A leaf may lie in host memory with its axes in another `order` than typed: then the
     view is of the leaf as it lies. Arrays on the device lie as they are typed, and
     blocks are cut out of those in `typed_rows`.
+
+    Where blocks do not fill the one axis that is cut, `ends` are the sizes along it
+    that the rest is written in, one after the other.
     """
 
     view: tuple[tuple[int, ...], ...]
     block: tuple[int, ...]
     order: Order = None
+    ends: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -154,8 +172,15 @@ class Cut:
 
     @property
     def count(self) -> int:
-        """Number of blocks."""
+        """Number of blocks, without the rest."""
         return math.prod(self.grid)
+
+    @property
+    def of_rest(self) -> "Cut":
+        """The same with the rest for a block: for its shapes, not for its places."""
+        block = list(self.block)
+        block[self.first_axis] = sum(self.ends)
+        return dataclasses.replace(self, block=tuple(block), ends=())
 
     @property
     def first_axis(self) -> int:
@@ -202,9 +227,63 @@ def cut_leaf(
 
     best = min(cuts, key=weight)
     tiny = not size.tiled and weight(best) * _TINY < size.smallest_bytes
-    if weight(best) > size.largest_bytes or best.count < 2 or tiny:
-        return f"its shape {tuple(shape)} cannot be cut evenly into small blocks"
-    return dataclasses.replace(best, order=order)
+    none = weight(best) > size.largest_bytes or best.count < 2 or tiny
+    if size.tiled and (none or weight(best) * _FAR < size.target(current)):
+        found = (_with_rest(a, shape, per_device, itemsizes, size) for a in every)
+        with_rest = next((cut for cut in found if cut), None)
+        if with_rest:
+            return dataclasses.replace(with_rest, order=order)
+    if not none:
+        return dataclasses.replace(best, order=order)
+    rows, narrow = per_device[-2], min(itemsizes)
+    if size.tiled and rows % _packed(narrow):
+        by = f"a TPU copies rows of {narrow}-byte numbers by {_packed(narrow)}"
+        return f"it cannot be cut into blocks: it has {rows} rows, and {by}"
+    evenly = "" if size.tiled else " evenly"
+    return f"its shape {tuple(shape)} cannot be cut{evenly} into small blocks"
+
+
+def _packed(itemsize: int) -> int:
+    """Rows of a type that share the words of a TPU's memory."""
+    return max(1, _PACKED_BYTES // itemsize)
+
+
+def _with_rest(
+    cut_axis: int,
+    shape: Sequence[int],
+    per_device: Sequence[int],
+    itemsizes: Sequence[int],
+    size: BlockSize,
+) -> Cut | None:
+    """The cut along one axis in blocks of about the size wanted, and a rest.
+
+    `None` where there are no two such blocks, or rows that a TPU does not write.
+    """
+    whole, mine = shape[cut_axis], per_device[cut_axis]
+    current = math.prod(per_device) * max(itemsizes)
+    rows = cut_axis == len(shape) - 2
+    tile = _ROW_BYTES // min(itemsizes) if rows else 1
+    most = max(mine * size.target(current) // current, tile if rows else 0)
+    fitting = range(most // tile * tile, most // 2, -tile)
+    large = current * most > mine * size.largest_bytes
+    narrow = rows and mine % _packed(min(itemsizes))
+    if whole % mine or large or narrow or not fitting:
+        return None
+    part = min(fitting, key=lambda part: mine % part)
+    rest = mine % part
+    if mine < 2 * part:
+        return None
+    eights = rest - rest % _WHOLE if rows else rest
+    ends = (eights, *(n for n in _PARTS if rows and rest & n))
+    view: list[tuple[int, ...]] = [(n,) for n in shape]
+    block = [[n] for n in shape]
+    view[cut_axis] = (whole,) if whole == mine else (whole // mine, mine)
+    block[cut_axis] = [part] if whole == mine else [whole // mine, part]
+    return Cut(
+        view=tuple(view),
+        block=tuple(n for parts in block for n in parts),
+        ends=tuple(n for n in ends if n),
+    )
 
 
 def _cut_along(

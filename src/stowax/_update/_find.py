@@ -194,11 +194,31 @@ class _Finder:
             if any(given not in returned for given, _ in group.gives)
             for number in group.reads
         } | self.on_device.keys()
+        return (
+            {
+                value.leaf
+                for number, value in self.feeds.gradients.items()
+                if number in whole or not grouped.issuperset(self.users[number])
+            }
+            | cut_in_several_ways(found.groups)
+            | self._without_rest(found.groups)
+        )
+
+    def _without_rest(self, groups: Sequence[Group]) -> set[int]:
+        """Leaves whose gradients are cut with a rest that could not be fetched.
+
+        A layer's part of a buffer would begin within a tile of it, and of narrower
+        types than the leaf's a TPU reads no odd number of rows.
+        """
+        avals = self.program.avals
         return {
             value.leaf
-            for number, value in self.feeds.gradients.items()
-            if number in whole or not grouped.issuperset(self.users[number])
-        } | cut_in_several_ways(found.groups)
+            for group in groups
+            if group.cut.ends
+            for value in group.gradients
+            if value.index is not None
+            or avals[value.number].dtype.itemsize < avals[value.leaf].dtype.itemsize
+        }
 
     def _wanted(self, number: int) -> bool:
         """Whether anything reads a value; a frozen part's gradients may have none."""

@@ -1,6 +1,7 @@
 """Where blocks begin, and cutting them out of arrays: of the loops that are traced."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +25,45 @@ def put_in(whole: Any, part: Any, at: Sequence[Any]) -> Any:
 def _alike(at: Sequence[Any]) -> list[Any]:
     """Places as numbers of one type: under x64 a loop may count with 64 bits."""
     return [jnp.int32(place) for place in at]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a block begins in the cut's `rows`, `typed_rows` and view.
+
+    The shapes of the block are those that `cut` has for it.
+    """
+
+    cut: Cut
+    rows: Sequence[Any]
+    typed: Sequence[Any]
+    view: Sequence[Any]
+
+
+def place_of(cut: Cut, index: Any) -> Place:
+    """The place of block `index`."""
+    return Place(
+        cut=cut,
+        rows=starts_in_rows(cut, index),
+        typed=typed_starts(cut, index),
+        view=view_starts(cut, index),
+    )
+
+
+def place_of_rest(cut: Cut, last: Any) -> Place:
+    """The place of the rest, which begins where block `last`, one too many, would."""
+    return dataclasses.replace(place_of(cut, last), cut=cut.of_rest)
+
+
+def parts_of_rest(
+    cut: Cut, rest: Any, at: Sequence[Any]
+) -> Iterator[tuple[Any, list[Any]]]:
+    """The parts that the rest, which begins at `at`, is written in: each, and where."""
+    axis, done = cut.row_axis, 0
+    for size in cut.ends:
+        part = jax.lax.slice_in_dim(rest, done, done + size, axis=axis)
+        yield part, [a + done if k == axis else a for k, a in enumerate(at)]
+        done += size
 
 
 def starts_in_rows(cut: Cut, index: Any) -> list[Any]:

@@ -198,10 +198,10 @@ class _Proof:
         return next((leaf for leaf in leaves if leaf is not None), None)
 
     def _cut(self, group: Group) -> None:
-        """Whether every array of a loop is cut evenly, and lies as its cut says."""
+        """Whether blocks are all of every array of a loop, which lies as they do."""
         cut, program, orders = group.cut, self.program, self.streamed.orders
         owner = self._owner(group)
-        if not _even(cut):
+        if not _complete(cut):
             self._say(owner, "its blocks do not make up the whole of it")
         arrays = (*group.reads, *group.sliced, *(i for _, i in group.writes))
         for number in (*arrays, *(view.number for view in group.views)):
@@ -347,7 +347,15 @@ def _typed(cut: Cut) -> tuple[int, ...]:
     return tuple(typed[axis] for axis in range(len(whole)))
 
 
-def _even(cut: Cut) -> bool:
-    """Whether the blocks of a cut are all of what it cuts, each element once."""
+def _complete(cut: Cut) -> bool:
+    """Whether blocks and rest are all of what a cut cuts, each element once."""
+    if not all(cut.block) or cut.count < 2:
+        return False
     sizes: Iterable[tuple[int, int]] = zip(cut.shape, cut.block, strict=True)
-    return all(block and size % block == 0 for size, block in sizes) and cut.count > 1
+    over = {axis: size % block for axis, (size, block) in enumerate(sizes)}
+    left = {axis: n for axis, n in over.items() if n}
+    if not cut.ends:
+        return not left
+    # The rest begins where one more block would: one axis is cut, and no other.
+    alone = sum(n > 1 for n in cut.grid) == 1
+    return alone and min(cut.ends) > 0 and left == {cut.first_axis: sum(cut.ends)}

@@ -67,3 +67,10 @@ def last_total(program: Program, number: int, total: Any) -> Any:
     """The number that a total is, after the last block."""
     within, _ = _WAYS[program.nodes[program.maker[number]].equation.primitive.name]
     return within(total) if total.ndim else total
+
+
+def joined_totals(program: Program, number: int, one: Any, other: Any) -> Any:
+    """The number that two totals are together, each of blocks of its own."""
+    _, between = _WAYS[program.nodes[program.maker[number]].equation.primitive.name]
+    parts = (last_total(program, number, total) for total in (one, other))
+    return between(*parts).astype(one.dtype)

@@ -206,7 +206,7 @@ def test_vocabularies_are_cut_evenly_where_blocks_need_be_no_tiles(rows, blocks)
 def test_larger_blocks_are_none_that_are_too_large():
     """Of 48 × 40009 rows 48 are few, and 40009 more than a block may be."""
     shape = 48 * 40009, 512
-    cut = cut_leaf(shape, shape, [4], BlockSize(tiled=False))
+    cut = cut_leaf(shape, shape, [4], BlockSize(tiled=False, rest=False))
     assert isinstance(cut, Cut)
     assert cut.block == (48, 512)
 

@@ -50,7 +50,9 @@ def put_into_effect(
         if program.rewritten
     }
     platform = platform_of(program.target)
-    hosted = hosted_of(program.arguments, program.streaming, platform)
+    hosted = hosted_of(
+        program.arguments, program.streaming, platform, program.device_kind
+    )
     jitted = apply_decisions(
         step,
         StepPlan(stacks=stacks, hosted=hosted) if stacks or hosted else None,

@@ -57,7 +57,7 @@ def _program(survey: Survey, best: Attempt, taken_apart: bool) -> ProgramRecord:
     return ProgramRecord(
         step=traced.name,
         target=machine.name,
-        device_kind=(machine.compile_devices or machine.devices)[0].device_kind,
+        device_kind=machine.device_kind,
         compile_only=machine.compile_only,
         arguments=survey.arguments(best.decisions),
         taken_apart=taken_apart,

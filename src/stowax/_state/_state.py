@@ -111,7 +111,7 @@ def search_state(
     `least_bytes` are worth a copy of their own (`_stages.least_bytes`); `returned` says
     whether gradients may be returned in host memory.
     """
-    size = BlockSize.least(least_bytes, target.platform)
+    size = BlockSize.least(least_bytes, target.platform, target.device_kind)
     candidates = [
         i
         for i in range(len(step.arguments))
@@ -137,7 +137,7 @@ def find_state(
     **Arguments:** `specs`, `least_bytes` and `returned` as for `search_state`, `found`
     is what that gave.
     """
-    size = BlockSize.least(least_bytes, target.platform)
+    size = BlockSize.least(least_bytes, target.platform, target.device_kind)
     candidates = [leaf.input for leaf in found.leaves]
     weights = {i for i in candidates if step.arguments[i].role == "parameter"}
     fed = _fed(found, step, specs, target) & weights
@@ -155,7 +155,8 @@ def find_state(
     traffic = _Traffic(step, found, specs)
     leaves = {leaf.input: leaf for leaf in found.leaves}
     for i in candidates:
-        if not _fills_tiles(leaves[i], specs[i], found.orders.get(i), target):
+        order = found.orders.get(i)
+        if leaves[i].block and not _fills_tiles(leaves[i], specs[i], order, target):
             leaves[i] = dataclasses.replace(leaves[i], way="device", reason=UNTILED)
     values = tuple(
         _value(
@@ -196,7 +197,7 @@ def find_state(
 def _fills_tiles(leaf: Leaf, spec: Any, order: Order, target: Target) -> bool:
     """Whether blocks of a leaf cross the link; of its rest `_update._blocks` knows."""
     shard = lying(shard_shape(spec), order)
-    if leaf.block and len(shard) > 1:
+    if leaf.block:
         rows = min(leaf.block[-2], shard[-2])  # within a shard, where rows are cut
         shard = (*shard[:-2], rows, shard[-1])
     part = jax.ShapeDtypeStruct(shard, spec.dtype)

@@ -50,9 +50,15 @@ class Hosted:
 
 
 def hosted_of(
-    arguments: Sequence[ArgumentRecord], streaming: Streaming, platform: str
+    arguments: Sequence[ArgumentRecord],
+    streaming: Streaming,
+    platform: str,
+    device_kind: str,
 ) -> Hosted | None:
-    """Those of a plan's `arguments` that live in host memory; `None`: none do."""
+    """Those of a plan's `arguments` that live in host memory; `None`: none do.
+
+    `device_kind` is what JAX calls the devices that the plan was made for.
+    """
     mine = {i: a for i, a in enumerate(arguments) if a.memory_kind != "device"}
     if not mine:
         return None
@@ -66,7 +72,7 @@ def hosted_of(
         on_host=tuple(i for i, a in mine.items() if a.on_host),
         late=streaming.late,
         returned=streaming.gradients_on_host,
-        size=BlockSize.least(streaming.least_bytes, platform),
+        size=BlockSize.least(streaming.least_bytes, platform, device_kind),
     )
 
 

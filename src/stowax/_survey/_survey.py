@@ -123,7 +123,8 @@ class Survey:
                 stored=ways_to_store(body, mine, self.target.link, tight=self.tight),
             )
         arguments, streaming = self.arguments(decisions), self.streaming(decisions)
-        hosted = hosted_of(arguments, streaming, self.target.platform)
+        machine = self.target
+        hosted = hosted_of(arguments, streaming, machine.platform, machine.device_kind)
         return StepPlan(stacks=plans, hosted=hosted)
 
     def arguments(self, decisions: Decisions | None) -> tuple[ArgumentRecord, ...]:

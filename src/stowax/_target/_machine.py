@@ -81,6 +81,11 @@ class Target:
         return self.compile_devices is not None
 
     @property
+    def device_kind(self) -> str:
+        """What JAX calls the devices that programs are compiled for."""
+        return (self.compile_devices or self.devices)[0].device_kind
+
+    @property
     def device_count(self) -> int:
         """Number of devices, as JAX counts them."""
         return len(self.devices)

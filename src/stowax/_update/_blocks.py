@@ -43,6 +43,18 @@ which these have one after the other. Of any other size the compiler ends the pr
 _PACKED_BYTES = 4
 """Narrower rows are packed in words of so many bytes, which a TPU does not part."""
 
+_WITH_REST = frozenset(
+    {
+        *("TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p"),
+        *("TPU v6 lite", "TPU v6e", "TPU7x"),
+    }
+)
+"""Devices whose compiler copies a part of a tile.
+
+For a TPU v4 it ends the process ("strided host DMA"); a GPU needs no tiles, and has run
+with even blocks alone.
+"""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSize:
@@ -52,7 +64,7 @@ class BlockSize:
     would lose time, and more would be small. No block is larger than `largest_bytes`,
     nor smaller than `smallest_bytes`, if the leaf has parts that are not. Leaves under
     `leaf_bytes` are not worth a loop. Blocks are whole tiles of a TPU where they have
-    to be `tiled`.
+    to be `tiled`, and may leave a `rest` on some devices.
     """
 
     count: int = 64
@@ -60,14 +72,21 @@ class BlockSize:
     largest_bytes: int = 32 * _MEBIBYTE
     leaf_bytes: int = 4 * _MEBIBYTE
     tiled: bool = True
+    rest: bool = True
 
     @classmethod
-    def least(cls, least_bytes: int, platform: str = "tpu") -> "BlockSize":
-        """Blocks on a platform where `least_bytes` are worth a copy of their own."""
+    def least(
+        cls, least_bytes: int, platform: str = "tpu", device_kind: str = ""
+    ) -> "BlockSize":
+        """Blocks on a platform where `least_bytes` are worth a copy of their own.
+
+        `device_kind` is what JAX calls the device.
+        """
         return cls(
             smallest_bytes=least_bytes,
             leaf_bytes=4 * least_bytes,
             tiled=platform == "tpu",
+            rest=device_kind in _WITH_REST,
         )
 
     def target(self, leaf_bytes: int) -> int:
@@ -87,8 +106,8 @@ class Cut:
     view is of the leaf as it lies. Arrays on the device lie as they are typed, and
     blocks are cut out of those in `typed_rows`.
 
-    Where blocks do not fill the one axis that is cut, `ends` are the sizes along it
-    that the rest is written in, one after the other.
+    Where blocks do not fill the one axis that is cut, `ends` are the sizes along it of
+    the parts of the rest, one after the other.
     """
 
     view: tuple[tuple[int, ...], ...]
@@ -147,6 +166,13 @@ class Cut:
         return tuple(axis for k in inverse(order) for axis in own[k])
 
     @property
+    def typed_axis(self) -> int:
+        """The axis of `typed_rows` that is cut, the first one if several are."""
+        if self.order is None:
+            return self.row_axis
+        return self.typed_axes.index(self.first_axis)
+
+    @property
     def typed_rows(self) -> tuple[int, ...]:
         """The shape in which arrays of the leaf's type are sliced on the device."""
         if self.order is None:
@@ -175,11 +201,10 @@ class Cut:
         """Number of blocks, without the rest."""
         return math.prod(self.grid)
 
-    @property
-    def of_rest(self) -> "Cut":
-        """The same with the rest for a block: for its shapes, not for its places."""
+    def of_part(self, size: int) -> "Cut":
+        """The same with a part of the rest for a block: for its shapes alone."""
         block = list(self.block)
-        block[self.first_axis] = sum(self.ends)
+        block[self.first_axis] = size
         return dataclasses.replace(self, block=tuple(block), ends=())
 
     @property
@@ -228,7 +253,7 @@ def cut_leaf(
     best = min(cuts, key=weight)
     tiny = not size.tiled and weight(best) * _TINY < size.smallest_bytes
     none = weight(best) > size.largest_bytes or best.count < 2 or tiny
-    if size.tiled and (none or weight(best) * _FAR < size.target(current)):
+    if size.rest and (none or weight(best) * _FAR < size.target(current)):
         found = (_with_rest(a, shape, per_device, itemsizes, size) for a in every)
         with_rest = next((cut for cut in found if cut), None)
         if with_rest:
@@ -236,10 +261,10 @@ def cut_leaf(
     if not none:
         return dataclasses.replace(best, order=order)
     rows, narrow = per_device[-2], min(itemsizes)
-    if size.tiled and rows % _packed(narrow):
+    if size.rest and rows % _packed(narrow):
         by = f"a TPU copies rows of {narrow}-byte numbers by {_packed(narrow)}"
         return f"it cannot be cut into blocks: it has {rows} rows, and {by}"
-    evenly = "" if size.tiled else " evenly"
+    evenly = "" if size.rest else " evenly"
     return f"its shape {tuple(shape)} cannot be cut{evenly} into small blocks"
 
 

@@ -10,8 +10,8 @@ outside of loops would be moved, some to the very beginning of the step, and hol
 memory.
 
 Of an array that even blocks do not fill there is a *rest*, smaller than one of them.
-It goes the same way once more after the loop (`Loop.end`): it is read from what the
-loop has left, so nothing of it can be moved to before the loop.
+Its parts go the same way after the loop (`Loop.end`): they are read from what the loop
+has left, so nothing of them can be moved to before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,8 @@ from ._pieces import (
     as_typed,
     block_of,
     cut_out,
-    parts_of_rest,
     place_of,
-    place_of_rest,
+    places_of_rest,
     put_in,
     starts_in_rows,
 )
@@ -169,29 +168,30 @@ class Loop:
             return carry
         # A TPU's compiler checks a place that it knows.
         last = jnp.maximum(zero, cut.count) if self.in_turn else jnp.int32(cut.count)
-        place, buffers, results = place_of_rest(cut, last), dict(buffers), dict(results)
-        fetched = {
-            leaf: self._fetch(buffer, leaf, place.rows, place.cut.piece)
-            for leaf, buffer in buffers.items()
-            if leaf in self.group.reads
-        }
-        values = self._compute(self._blocks(fetched, results, place), place)
-        for number, whole in results.items():
-            new = as_typed(place.cut, values[number])
-            results[number] = put_in(whole, new, place.typed)
-        made = {leaf: values[value] for leaf, value in self.makes.items()}
-        for leaf, block in made.items():
-            at = place.rows
-            if leaf in fetched and self.in_turn:
-                at, block = in_turn(at, block, fetched[leaf], zero)
-            for part, start in parts_of_rest(cut, block, at):
-                buffers[leaf] = self._write(buffers[leaf], part, leaf, start)
-        ended = {}
-        for number, total in totals.items():
-            own = first_total(self.program, number, place.cut.piece)
-            own = next_total(self.program, number, own, values)
-            ended[number] = joined_totals(self.program, number, total, own)
-        return buffers, results, made, ended, zero
+        buffers, results, totals = dict(buffers), dict(results), dict(totals)
+        made: dict[int, Any] = {}
+        for place in places_of_rest(cut, last):
+            piece = place.cut.piece
+            fetched = {
+                leaf: self._fetch(buffer, leaf, place.rows, piece)
+                for leaf, buffer in buffers.items()
+                if leaf in self.group.reads
+            }
+            values = self._compute(self._blocks(fetched, results, place), place)
+            for number, whole in results.items():
+                new = as_typed(place.cut, values[number])
+                results[number] = put_in(whole, new, place.typed)
+            made = {leaf: values[value] for leaf, value in self.makes.items()}
+            for leaf, block in made.items():
+                at = place.rows
+                if leaf in fetched and self.in_turn:
+                    at, block = in_turn(at, block, fetched[leaf], zero)
+                buffers[leaf] = self._write(buffers[leaf], block, leaf, at)
+            for number, total in totals.items():
+                own = first_total(self.program, number, piece)
+                own = next_total(self.program, number, own, values)
+                totals[number] = joined_totals(self.program, number, total, own)
+        return buffers, results, made, totals, zero
 
     def _blocks(
         self, fetched: Mapping[int, Any], results: Mapping[int, Any], place: Place

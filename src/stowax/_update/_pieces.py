@@ -50,19 +50,18 @@ def place_of(cut: Cut, index: Any) -> Place:
     )
 
 
-def place_of_rest(cut: Cut, last: Any) -> Place:
-    """The place of the rest, which begins where block `last`, one too many, would."""
-    return dataclasses.replace(place_of(cut, last), cut=cut.of_rest)
-
-
-def parts_of_rest(
-    cut: Cut, rest: Any, at: Sequence[Any]
-) -> Iterator[tuple[Any, list[Any]]]:
-    """The parts that the rest, which begins at `at`, is written in: each, and where."""
-    axis, done = cut.row_axis, 0
+def places_of_rest(cut: Cut, last: Any) -> Iterator[Place]:
+    """The places of the rest's parts; `last` is the number of blocks before them."""
+    place, done = place_of(cut, last), 0
+    axes = cut.row_axis, cut.typed_axis, cut.first_axis
     for size in cut.ends:
-        part = jax.lax.slice_in_dim(rest, done, done + size, axis=axis)
-        yield part, [a + done if k == axis else a for k, a in enumerate(at)]
+        rows, typed, view = (
+            [a + done if k == axis else a for k, a in enumerate(starts)]
+            for axis, starts in zip(
+                axes, (place.rows, place.typed, place.view), strict=True
+            )
+        )
+        yield Place(cut=cut.of_part(size), rows=rows, typed=typed, view=view)
         done += size
 
 

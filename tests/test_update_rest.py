@@ -161,24 +161,31 @@ def test_adam_gives_the_same_numbers(rows):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("order", [None, (0, 2, 1), (1, 0, 2)])
-def test_layers_that_lie_otherwise_have_a_rest_too(order):
-    """One layer is larger than a block may be, and its rows are a prime number."""
-    shape = (2, 61, 61)
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [((61, 8, 16), None), ((8, 61, 16), (1, 0, 2)), ((128, 61), (1, 0))],
+)
+def test_what_lies_otherwise_than_typed_has_a_rest_too(shape, order):
     state = {k: jax.random.normal(jax.random.key(n), shape) for n, k in enumerate("ab")}
     batch = jnp.arange(math.prod(shape), dtype=jnp.float32).reshape(shape) / 1000
 
     def step(params, state, batch):
-        scale = jnp.tanh(batch[:, :, :1])
+        scale = jnp.tanh(batch[..., :1])
         new = {k: 0.9 * s + scale * batch for k, s in state.items()}
-        return params - new["a"] / (1 + jnp.abs(new["b"])), new
+        return params - new["a"] * (1 + jnp.abs(new["b"])), new
 
-    size = dataclasses.replace(SMALL, largest_bytes=8192)
     orders = {} if order is None else {1: order, 2: order}
-    found = streamed_step(step, batch, state, batch, size=size, orders=orders)
+    found = streamed_step(step, batch, state, batch, orders=orders)
     assert all(ends > 0 for ends in rest_of(found))
     with jax.disable_jit():
         same(step(batch, state, batch), found.run(batch, state, batch))
+
+
+def test_rows_of_several_matrices_leave_no_rest():
+    """A part of each would lie in tiles of several matrices' rows."""
+    size = dataclasses.replace(SMALL, largest_bytes=8192)
+    found = cut_leaf((2, 61, 61), (2, 61, 61), [4], size)
+    assert found == "its shape (2, 61, 61) cannot be cut into small blocks"
 
 
 def test_what_goes_whole_has_a_rest():

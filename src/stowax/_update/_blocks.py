@@ -282,7 +282,8 @@ def _with_rest(
 ) -> Cut | None:
     """The cut along one axis in blocks of about the size wanted, and a rest.
 
-    `None` where there are no two such blocks, or rows that a TPU does not write.
+    `None` where there are no two such blocks, or rows that a TPU does not write. Rows
+    are those of one matrix: several lie in tiles of several, in parts of the rest.
     """
     whole, mine = shape[cut_axis], per_device[cut_axis]
     current = math.prod(per_device) * max(itemsizes)
@@ -291,8 +292,9 @@ def _with_rest(
     most = max(mine * size.target(current) // current, tile if rows else 0)
     fitting = range(most // tile * tile, most // 2, -tile)
     large = current * most > mine * size.largest_bytes
-    narrow = rows and mine % _packed(min(itemsizes))
-    if whole % mine or large or narrow or not fitting:
+    parted = rows and mine % _packed(min(itemsizes))
+    several = rows and math.prod(per_device[:cut_axis]) > 1
+    if whole % mine or large or parted or several or not fitting:
         return None
     part = min(fitting, key=lambda part: mine % part)
     rest = mine % part

@@ -237,7 +237,8 @@ def test_state_that_the_host_cannot_hold():
         pinned.apply(step)
     assert str(caught[0].message) == (
         "plan: it does not fit 4.00 MiB of the host.\n"
-        "Its program takes 8.25 MiB of the device and 8.00 MiB of the host.\n"
+        f"Its program takes {format_bytes(pinned.device_bytes)} of the device and "
+        "8.00 MiB of the host.\n"
         "Give a larger host_budget, or pin less to 'offload'."
     )
 

@@ -52,14 +52,6 @@ def test_nothing_compiled_means_the_prediction_as_it_is():
     assert found.cautious(KEEP_1, 2.0) > 12 * GIB
 
 
-def test_predictions_may_be_doubted_until_something_is_compiled():
-    found = memory()
-    found.doubt = 1.5
-    assert found.expected(KEEP_1) == 8 * GIB
-    found.compiled[KEEP_12] = 13 * GIB
-    assert found.expected(KEEP_1) == 12 * GIB
-
-
 def test_a_compiled_program_is_known_and_foretells_its_like():
     found = memory(KEEP_1=13)
     assert found.cautious(KEEP_1, 2.0) == 13 * GIB

@@ -127,7 +127,7 @@ class Operation:
     """One operation of the forward body; `inputs` and `outputs` are value indices.
 
     `repeatable` is false for what must not run twice (effects). `seconds` is the price
-    of running it once more; `priced` is false where no rule knew it.
+    of running it once more.
     """
 
     index: int
@@ -137,7 +137,6 @@ class Operation:
     outputs: tuple[int, ...]
     seconds: float
     repeatable: bool = True
-    priced: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,4 +303,3 @@ class Solution:
     gap: float
     binding: tuple[str, ...]
     seconds_per_byte: float
-    solve_seconds: float

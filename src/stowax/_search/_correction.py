@@ -157,13 +157,12 @@ class Memory:
 
     `predictions` has what was read off lowered programs (bytes on the device, on the
     host), `compiled` what compilers said, `proposed` the decisions that the model is
-    corrected by. As long as nothing is compiled, a prediction may be `doubt` times the
-    truth; `plain` is what programs of another variant were seen to need beyond theirs.
+    corrected by; `plain` is what programs of another variant were seen to need beyond
+    their predictions.
     """
 
     survey: Survey
     scale: int
-    doubt: float = 1.0
     plain: int = 0
     predictions: dict[Decisions, tuple[int, int]] = dataclasses.field(
         default_factory=dict
@@ -184,7 +183,7 @@ class Memory:
         """Bytes expected beyond `predicted`, by what compiled programs needed."""
         if self.compiled:
             return self._of_prediction.expected(decisions)
-        return self.plain - int(self.predicted(decisions) * (1 - 1 / self.doubt))
+        return self.plain
 
     def learn(self, decisions: Decisions, device: int, host: int) -> None:
         """Takes note of what a compiled program needs of both memories."""

@@ -111,7 +111,6 @@ def make_body(
             seconds=0.0
             if virtual.issuperset(node.outputs)
             else _again(node.equation, platform) * costs.operations[k][0],
-            priced=costs.operations[k][1],
             repeatable=not _jax.has_effects(node.equation),
         )
         for k, node in enumerate(program.nodes)

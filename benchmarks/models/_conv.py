@@ -6,14 +6,17 @@ cast where they are used, norms are computed in float32.
 Axes in comments: b batch, h height, w width, c channels. Weights are [h w c/groups c].
 """
 
+import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 from benchmarks.models import _layers
-from benchmarks.models._blocks import Carry, Keys, Weights
+from benchmarks.models._blocks import Block, Carry, Keys, Model, Weights
 
 
 def weight(keys: Keys, size: int, inputs: int, outputs: int, groups: int = 1) -> Array:
@@ -125,30 +128,47 @@ def attending(weights: Weights, x: Array, heads: int, groups: int) -> Array:
     return x + (up * jax.nn.gelu(gate)) @ weights["down"].astype(x.dtype)
 
 
-def classified(weights: Weights, carry: Carry) -> Carry:
-    """The loss of a classifier: the mean over the image, a product, cross-entropy."""
-    pooled = jnp.mean(carry["x"].astype(jnp.float32), axis=(1, 2))[:, None, :]
-    logits = bias(pooled @ weights["head"], weights["head_bias"])
-    losses = _layers.cross_entropy(logits, carry["labels"][:, None])
-    return carry | {"loss": jnp.mean(losses)}
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """A classifier's loss: the mean over the image, a product, cross-entropy."""
+
+    inputs: int
+    classes: int
+
+    def initial(self, keys: Keys) -> Weights:
+        shape = self.inputs, self.classes
+        return {
+            "head": _layers.normal(next(keys), shape, self.inputs),
+            "head_bias": jnp.zeros((self.classes,), jnp.float32),
+        }
+
+    def __call__(self, weights: Weights, carry: Carry) -> Carry:
+        pooled = jnp.mean(carry["x"].astype(jnp.float32), axis=(1, 2))[:, None, :]
+        logits = bias(pooled @ weights["head"], weights["head_bias"])
+        losses = _layers.cross_entropy(logits, carry["labels"][:, None])
+        return carry | {"loss": jnp.mean(losses)}
 
 
-def head(keys: Keys, channels: int, classes: int) -> Weights:
-    """Initial weights of `classified`."""
-    return {
-        "head": _layers.normal(next(keys), (channels, classes), channels),
-        "head_bias": jnp.zeros((classes,), jnp.float32),
-    }
+def classifier(
+    blocks: Sequence[Block],
+    batch: int,
+    pixels: int,
+    classes: int,
+    compute: jax.typing.DTypeLike,
+) -> Model:
+    """A classifier of images with its optimizer, momentum, and random batches.
 
+    The statistics of a batch are yet to be found.
+    """
 
-def images_and_labels(
-    batch: int, pixels: int, classes: int, compute: jax.typing.DTypeLike
-) -> Carry:
-    """A random batch for a classifier, whose statistics are yet to be found."""
-    key = jax.random.key(1)
-    shape = (batch, pixels, pixels, 3)
-    return {
-        "x": jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0).astype(compute),
-        "labels": _layers.tokens(key, (batch,), classes),
-        "statistics": (),
-    }
+    def images_and_labels() -> Carry:
+        key = jax.random.key(1)
+        shape = (batch, pixels, pixels, 3)
+        return {
+            "x": jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0).astype(compute),
+            "labels": _layers.tokens(key, (batch,), classes),
+            "statistics": (),
+        }
+
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    return Model(blocks=blocks, optimizer=optimizer, batch=images_and_labels)

@@ -14,7 +14,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from benchmarks.models import _conv
@@ -116,13 +115,13 @@ class Head:
     classes: int
 
     def initial(self, keys: Keys) -> Weights:
-        weights = _conv.head(keys, self.inputs, self.classes)
+        weights = _conv.Head(self.inputs, self.classes).initial(keys)
         return weights | _conv.scale_and_bias("norm", self.inputs)
 
     def __call__(self, weights: Weights, carry: Carry) -> Carry:
         joined = jnp.concatenate(carry["x"], axis=-1)
         carry, x = activated(weights, "norm", carry, joined)
-        return _conv.classified(weights, carry | {"x": x})
+        return _conv.Head(self.inputs, self.classes)(weights, carry | {"x": x})
 
 
 def blocks(config: Config) -> list[Block]:
@@ -139,16 +138,7 @@ def blocks(config: Config) -> list[Block]:
     return [*found, Head(channels, config.classes)]
 
 
-def random_batch(config: Config) -> Carry:
-    """Images and their classes."""
-    sizes = config.batch, config.pixels, config.classes, config.compute
-    return _conv.images_and_labels(*sizes)
-
-
 def model(config: Config) -> Model:
     """The model with its optimizer: momentum."""
-    return Model(
-        blocks=blocks(config),
-        optimizer=optax.sgd(0.1, momentum=0.9),
-        batch=lambda: random_batch(config),
-    )
+    c = config
+    return _conv.classifier(blocks(c), c.batch, c.pixels, c.classes, c.compute)

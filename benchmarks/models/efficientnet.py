@@ -15,7 +15,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from benchmarks.models import _conv, _layers
@@ -144,20 +143,6 @@ def gate(weights: Weights, x: Array) -> Array:
     return jax.nn.sigmoid(many)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Head:
-    """The loss."""
-
-    inputs: int
-    classes: int
-
-    def initial(self, keys: Keys) -> Weights:
-        return _conv.head(keys, self.inputs, self.classes)
-
-    def __call__(self, weights: Weights, carry: Carry) -> Carry:
-        return _conv.classified(weights, carry)
-
-
 def blocks(config: Config) -> list[Block]:
     """The model: stem, inverted bottlenecks, a last convolution, head."""
     c = config
@@ -169,14 +154,10 @@ def blocks(config: Config) -> list[Block]:
             step = 1 if i else stride
             found.append(Inverted(channels, outputs, wider, size, step))
             channels = outputs
-    return [*found, Convolved(1, channels, last, 1), Head(last, c.classes)]
+    return [*found, Convolved(1, channels, last, 1), _conv.Head(last, c.classes)]
 
 
 def model(config: Config) -> Model:
     """The model with its optimizer: momentum."""
-    sizes = config.batch, config.pixels, config.classes, config.compute
-    return Model(
-        blocks=blocks(config),
-        optimizer=optax.sgd(0.1, momentum=0.9),
-        batch=lambda: _conv.images_and_labels(*sizes),
-    )
+    c = config
+    return _conv.classifier(blocks(c), c.batch, c.pixels, c.classes, c.compute)

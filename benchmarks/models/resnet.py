@@ -14,7 +14,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from benchmarks.models import _conv
@@ -103,20 +102,6 @@ class Bottleneck:
         return carry | {"x": jax.nn.relu(before + x)}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Head:
-    """The loss."""
-
-    inputs: int
-    classes: int
-
-    def initial(self, keys: Keys) -> Weights:
-        return _conv.head(keys, self.inputs, self.classes)
-
-    def __call__(self, weights: Weights, carry: Carry) -> Carry:
-        return _conv.classified(weights, carry)
-
-
 def blocks(config: Config) -> list[Block]:
     """The model: stem, bottlenecks, head."""
     found: list[Block] = [Stem(config.width)]
@@ -127,19 +112,10 @@ def blocks(config: Config) -> list[Block]:
             block = Bottleneck(channels, config.width * 2**stage, stride)
             channels = block.outputs
             found.append(block)
-    return [*found, Head(channels, config.classes)]
-
-
-def random_batch(config: Config) -> Carry:
-    """Images and their classes."""
-    sizes = config.batch, config.pixels, config.classes, config.compute
-    return _conv.images_and_labels(*sizes)
+    return [*found, _conv.Head(channels, config.classes)]
 
 
 def model(config: Config) -> Model:
     """The model with its optimizer: momentum."""
-    return Model(
-        blocks=blocks(config),
-        optimizer=optax.sgd(0.1, momentum=0.9),
-        batch=lambda: random_batch(config),
-    )
+    c = config
+    return _conv.classifier(blocks(c), c.batch, c.pixels, c.classes, c.compute)

@@ -19,7 +19,7 @@ from planner_problems import (
     value,
 )
 from stowax._errors import ArgumentError
-from stowax._planner import OPTIMAL_GAP, baselines, curve, evaluate, smallest, solve
+from stowax._planner import OPTIMAL_GAP, baselines, evaluate, smallest, solve
 from stowax._planner._evaluate import priced
 from stowax._planner._model import build
 from stowax._planner._tables import tables
@@ -302,14 +302,14 @@ def test_unneeded_keeps_every_needed_value_and_moves_nothing(llama):
 
 
 def test_more_memory_is_never_slower(llama):
-    budgets = [at(llama, part).device_bytes for part in (1.0, 0.4, 0.15, 0.6, 0.25)]
-    solutions = curve(llama, budgets)
-    by_budget = sorted(zip(budgets, solutions, strict=True))
-    for budget, solution in by_budget:
-        p = dataclasses.replace(llama, device_bytes=budget)
+    seconds = []
+    for part in (0.15, 0.25, 0.4, 0.6, 1.0):
+        p = at(llama, part)
+        solution = solve(p)
         assert solution.evaluation.fits(p)
-    seconds = [solution.evaluation.seconds for _, solution in by_budget]
-    assert seconds == sorted(seconds, reverse=True)
+        seconds.append(solution.evaluation.seconds)
+    for less, more in itertools.pairwise(seconds):
+        assert more <= less * (1 + OPTIMAL_GAP)  # the solver may leave a gap
     assert seconds[0] > seconds[-1]
 
 

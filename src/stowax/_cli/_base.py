@@ -162,4 +162,10 @@ target_option = click.option(
     metavar="NAME",
     help="Machine, such as v5p-8 (default: the attached one).",
 )
+cache_option = click.option(
+    "--cache",
+    metavar="FOLDER",
+    help="Keep compiled programs here: what is planned again compiles nothing twice.",
+)
+save_option = click.option("-o", "output", metavar="PLAN.json", help="Save the plan.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -27,12 +27,14 @@ from ._base import (
     FINE,
     FOUND,
     Writes,
+    cache_option,
     command,
     function_argument,
     hand_over,
     host_options,
     json_option,
     progress_to_stderr,
+    save_option,
     target_option,
 )
 from ._fit import fit
@@ -134,12 +136,8 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str] | None:
     help="Programs compiled at most, 4 or more; more find faster plans (default: until "
     "one fits, and one more; on a TPU then the best with other compiler options).",
 )
-@click.option(
-    "--cache",
-    metavar="FOLDER",
-    help="Keep compiled programs here: what is planned again compiles nothing twice.",
-)
-@click.option("-o", "output", metavar="PLAN.json", help="Save the plan.")
+@cache_option
+@save_option
 @json_option
 @command
 def plan(

@@ -9,6 +9,7 @@ from ._base import (
     FINE,
     FOUND,
     Writes,
+    cache_option,
     command,
     function_argument,
     hand_over,
@@ -50,7 +51,7 @@ from ._user_file import load_step_of_batch
     metavar="N",
     help="Programs compiled for a plan at most, 4 or more.",
 )
-@click.option("--cache", metavar="FOLDER", help="Keep compiled programs here.")
+@cache_option
 @click.option("-o", "output", metavar="PLAN.json", help="Save the largest's plan.")
 @click.option(
     "--html",

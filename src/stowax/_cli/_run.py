@@ -15,6 +15,7 @@ from ._base import (
     host_options,
     module_option,
     progress_to_stderr,
+    save_option,
     script_arguments,
     target_option,
 )
@@ -36,7 +37,7 @@ from ._base import (
     metavar="FOLDER",
     help="Keep plans here (else in the user's cache), and the programs compiled.",
 )
-@click.option("-o", "output", metavar="PLAN.json", help="Save the plan.")
+@save_option
 @module_option
 @script_arguments
 @command

@@ -102,20 +102,11 @@ def load_inspection(path: str | os.PathLike[str]) -> Inspection:
 def inspect(
     jitted_or_compiled: Any, *args: Any, target: Target | str | None = None
 ) -> Inspection:
-    """What a step does once it is compiled.
+    """What a step does once it is compiled: `stowax.inspect`, but for ways to fit.
 
-    **Arguments:** `jitted_or_compiled` is what `jax.jit` returned, or `nnx.jit` or
-    `eqx.filter_jit`, with `args` to compile it for (pytrees of arrays or
-    `jax.ShapeDtypeStruct`s, a framework's objects); or something
-    compiled, without `args`: a `jax.stages.Compiled`, or what `Target.compile`
-    returned. `target` is the machine to compile for (a name or a `Target`), by default
-    the attached one; with something compiled it says whose figures to take.
-
-    **Returns:** an `Inspection`, of one device. Of a program that the compiler refuses
-    for want of memory it has no more than the prediction: `fits` is false, and `peak`
-    has the arrays that are in the way, as it has wherever the step does not fit.
-
-    **Raises:** `ArgumentError` for anything else; whatever else compiling raises.
+    Of a program that the compiler refuses for want of memory it has no more than the
+    prediction: `fits` is false, and `peak` has the arrays that are in the way, as it
+    has wherever the step does not fit.
 
     >>> step = jax.jit(lambda x: jax.numpy.sin(x) @ x)
     >>> x = jax.ShapeDtypeStruct((256, 256), "float32")

@@ -14,7 +14,6 @@ from ._evaluate import turnover as turnover
 from ._pins import check_problem as check_problem
 from ._policies import policies as policies
 from ._solve import OPTIMAL_GAP as OPTIMAL_GAP
-from ._solve import curve as curve
 from ._solve import smallest as smallest
 from ._solve import solve as solve
 from ._tables import base_seconds as base_seconds

@@ -1,14 +1,12 @@
 """The fastest decisions that fit both memories, with a certificate.
 
 `solve` is what the plan calls; `smallest` answers "what is the least memory that
-works", `curve` sweeps budgets. All three build the model (`_model`), let HiGHS solve
-it, round, and price what came back with `_evaluate`: nothing leaves here that does not
-fit by that.
+works". Both build the model (`_model`), let HiGHS solve it, round, and price what came
+back with `_evaluate`: nothing leaves here that does not fit by that.
 """
 
 import dataclasses
 import time
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -97,47 +95,6 @@ def smallest(problem: Problem, *, time_limit_seconds: float = 2.0) -> Solution:
     fits = found.evaluation.fits(problem)
     outcome: Outcome = "optimal" if fits else "infeasible"
     return _solution(outcome, found, found.evaluation.seconds)
-
-
-def curve(
-    problem: Problem, budgets: Sequence[int], *, time_limit_seconds: float = 2.0
-) -> list[Solution]:
-    """`solve` for each device budget, in the order given.
-
-    More memory never gives a slower plan: where the solver's tolerance would show such
-    a plan, the faster one found for a smaller budget stands in for it.
-
-    **Arguments:** `budgets` in bytes per device, any order.
-    """
-    solutions: dict[int, Solution] = {}
-    best: Solution | None = None
-    for budget in sorted(set(budgets)):
-        solution = solve(
-            dataclasses.replace(problem, device_bytes=budget),
-            time_limit_seconds=time_limit_seconds,
-        )
-        if solution.outcome != "infeasible":
-            if best is not None and _faster(best, solution):
-                solution = _in_place_of(solution, best)
-            best = solution
-        solutions[budget] = solution
-    return [solutions[budget] for budget in budgets]
-
-
-def _faster(one: Solution, other: Solution) -> bool:
-    return one.evaluation.seconds < other.evaluation.seconds
-
-
-def _in_place_of(solution: Solution, faster: Solution) -> Solution:
-    """`solution` with the decisions of `faster`, which fit its budget too."""
-    bound = min(solution.bound_seconds, faster.evaluation.seconds)
-    return dataclasses.replace(
-        solution,
-        decisions=faster.decisions,
-        evaluation=faster.evaluation,
-        bound_seconds=bound,
-        gap=_gap(faster.evaluation.seconds, bound),
-    )
 
 
 def _gap(seconds: float, bound: float) -> float:

@@ -54,6 +54,7 @@ def _program(survey: Survey, best: Attempt, taken_apart: bool) -> ProgramRecord:
     """How the step is read, rewritten and compiled."""
     traced, machine = survey.step, survey.target
     rewritten = best.decisions is not None and bool(traced.stacks)
+    said = best.solution and best.solution.evaluation
     return ProgramRecord(
         step=traced.name,
         target=machine.name,
@@ -61,7 +62,7 @@ def _program(survey: Survey, best: Attempt, taken_apart: bool) -> ProgramRecord:
         compile_only=machine.compile_only,
         arguments=survey.arguments(best.decisions),
         taken_apart=taken_apart,
-        stacks=stack_records(survey, best.evaluation, rewritten=rewritten),
+        stacks=stack_records(survey, said, rewritten=rewritten),
         rewritten=rewritten,
         options=survey.options,
         donate_argnums=survey.step.donate if best.donated else (),

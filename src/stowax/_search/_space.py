@@ -11,7 +11,6 @@ from .._jaxprs._jaxpr import is_checkpoint
 from .._records._stages import (
     Body,
     Decisions,
-    Evaluation,
     Options,
     Problem,
     Solution,
@@ -142,11 +141,6 @@ class Attempt:
     donated: bool
     measured: Measured
 
-    @property
-    def evaluation(self) -> Evaluation | None:
-        """What the planner's model said of the decisions."""
-        return self.solution and self.solution.evaluation
-
     def fits(self, budget: int, host_budget: int) -> bool:
         """Whether the compiled program is one, and stays within both budgets."""
         return (
@@ -178,7 +172,14 @@ def rolled_space(asked: Asked, budget: int, least: int) -> Space:
 def new_space(name: str, asked: Asked, budget: int, free: Survey) -> Space:
     """A variant of which nothing is known yet."""
     if asked.donate is False:
-        free = _without_donation(free)
+        # State in host memory is updated where it lies; what is only read is not.
+        read_only = free.state.read_only if free.state else ()
+
+        def updated(body: Body, value: Value) -> bool:
+            return body.phase == "update" and value.index not in read_only
+
+        bodies = holding(free.bodies, updated, _NOT_DONATED)
+        free = dataclasses.replace(free, donates=False, bodies=bodies)
     preferences = Preferences(
         pin=asked.pin, forbid=asked.forbid, least_bytes=free.least_bytes
     )
@@ -211,28 +212,6 @@ def unmet(space: Space) -> ArgumentError | None:
 def narrowed(survey: Survey, preferences: Preferences) -> Survey:
     """The survey with what the user wants decided."""
     return dataclasses.replace(survey, bodies=preferences.narrow(survey.bodies))
-
-
-def _without_donation(survey: Survey) -> Survey:
-    """State in host memory is updated where it lies: its buffers have to be donated.
-
-    Those of what is only read need not be.
-    """
-    survey = dataclasses.replace(survey, donates=False)
-    if survey.state is None:
-        return survey
-    read_only = survey.state.read_only
-    state, *layers = survey.bodies
-    values = tuple(
-        value
-        if value.index in read_only
-        else dataclasses.replace(
-            value, allowed=frozenset({"keep"}), stays=value.stays or _NOT_DONATED
-        )
-        for value in state.values
-    )
-    bodies = (dataclasses.replace(state, values=values), *layers)
-    return dataclasses.replace(survey, bodies=bodies)
 
 
 def asks_for_more(

@@ -136,29 +136,25 @@ def in_tiles(rolled: Space, budget: int) -> Space | None:
 
     Not where it holds little of what backward passes read.
     """
-    if not _has_tiles(rolled):
-        return None
-    name, free = _in_tiles(rolled, _TILES)
-    wanted = rolled.preferences.tiles
-    if not wanted and _held(free, lambda stack: stack.tiles) < _PART:
-        return None
-    name = "the loss in blocks of tokens" + (f", {name}" if name else "")
-    return new_space(name, rolled.asked, budget, free)
+    return _in_tiles(rolled, budget, _TILES, "blocks")
 
 
 def in_small_tiles(rolled: Space, budget: int) -> Space | None:
     """The same in smaller blocks, however little it holds."""
+    return _in_tiles(rolled, budget, _SMALL_TILES, "small blocks")
+
+
+def _in_tiles(rolled: Space, budget: int, most: int, blocks: str) -> Space | None:
     if not _has_tiles(rolled):
         return None
-    name, free = _in_tiles(rolled, _SMALL_TILES)
-    name = "the loss in small blocks of tokens" + (f", {name}" if name else "")
-    return new_space(name, rolled.asked, budget, free)
-
-
-def _in_tiles(rolled: Space, most: int) -> tuple[str, Survey]:
     options = dataclasses.replace(rolled.survey.options, tiles=most)
     found = _written(rolled, tiles=most)
-    return found or ("", _surveyed(rolled.survey, options))
+    name, free = found or ("", _surveyed(rolled.survey, options))
+    little = _held(free, lambda stack: stack.tiles) < _PART
+    if little and most == _TILES and not rolled.preferences.tiles:
+        return None
+    name = f"the loss in {blocks} of tokens" + (f", {name}" if name else "")
+    return new_space(name, rolled.asked, budget, free)
 
 
 def _has_tiles(rolled: Space) -> bool:

@@ -123,8 +123,8 @@ def hazard(
     )
 
 
-def listed(names: tuple[str, ...] | list[str], most: int = 4) -> str:
-    """Names in quotes for a sentence, the first few of them."""
-    shown = ", ".join(repr(name) for name in names[:most])
-    more = len(names) - most
+def listed(names: tuple[str, ...] | list[str]) -> str:
+    """Names in quotes for a sentence, the first four of them."""
+    shown = ", ".join(repr(name) for name in names[:4])
+    more = len(names) - 4
     return f"{shown} and {more} more" if more > 0 else shown

@@ -195,10 +195,10 @@ class Keys:
                 return self.literal_key(atom)
             return number[atom]
 
-        def write(variables: Any, *, weak: bool = True) -> tuple[Any, ...]:
+        def write(variables: Any) -> tuple[Any, ...]:
             for v in variables:
                 number[v] = len(number)
-            return tuple(self.type_key(v.aval, weak=weak) for v in variables)
+            return tuple(self.type_key(v.aval, weak=True) for v in variables)
 
         inputs = (write(opened.constvars), write(opened.invars))
         lines = []

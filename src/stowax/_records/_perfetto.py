@@ -102,8 +102,8 @@ def trace_events(
                 yield _event(process, thread, start, end, interval, turn)
 
 
-def memory_events(memory: MemoryTimeline, process: int = 1) -> Iterator[dict[str, Any]]:
-    """Bytes by role over the step as counters of one process."""
+def memory_events(memory: MemoryTimeline) -> Iterator[dict[str, Any]]:
+    """Bytes by role over the step as counters of the first process."""
     for kind, curve in (("device", memory.device), ("host", memory.host)):
         used = [
             number
@@ -116,7 +116,7 @@ def memory_events(memory: MemoryTimeline, process: int = 1) -> Iterator[dict[str
             yield {
                 "ph": "C",
                 "name": f"{kind} memory, bytes",
-                "pid": process,
+                "pid": 1,
                 "ts": seconds * _MICRO,
                 "args": {MEMORY_ROLES[n]: highest.bytes[n] for n in used},
             }

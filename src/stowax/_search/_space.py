@@ -214,19 +214,16 @@ def narrowed(survey: Survey, preferences: Preferences) -> Survey:
     return dataclasses.replace(survey, bodies=preferences.narrow(survey.bodies))
 
 
-def asks_for_more(
-    space: Space, counts: Callable[[Value], bool] = lambda value: True
-) -> bool:
+def asks_for_more(space: Space) -> bool:
     """Whether the user wants something moved that could stay as it is.
 
-    The step as it is written does not do that, even where it fits. `counts` says which
-    values are meant.
+    The step as it is written does not do that, even where it fits.
     """
     return any(
         value.needed and "keep" in value.allowed and "keep" not in narrowed.allowed
         for body, wanted in zip(space.free.bodies, space.survey.bodies, strict=True)
         for value, narrowed in zip(body.values, wanted.values, strict=True)
-        if not value.available and counts(value)
+        if not value.available
     )
 
 

@@ -190,11 +190,11 @@ def _written(rolled: Space, *, tiles: int) -> tuple[str, Survey] | None:
     return (name, free) if free.bodies else None
 
 
-def _surveyed(own: Survey, options: Options) -> Survey:
+def _surveyed(own: Survey, options: Options, **wishes: bool) -> Survey:
     """A step surveyed anew, to be read in another way."""
     step = trace_step(own.step.recording, own.specs, options)
     return take_survey(
-        own.function, own.specs, step, own.target, options, own.least_bytes
+        own.function, own.specs, step, own.target, options, own.least_bytes, **wishes
     )
 
 
@@ -290,17 +290,8 @@ def returned(rolled: Space, budget: int) -> Space | None:
     outputs = {n for n in found.program.outputs if isinstance(n, int)}
     if found.feeds.gradients.keys().isdisjoint(outputs):
         return None
-    free = take_survey(
-        own.function,
-        own.specs,
-        own.step,
-        own.target,
-        own.options,
-        own.least_bytes,
-        gradients_on_host=True,
-    )
-    name = "gradients in host memory"
-    return new_space(name, rolled.asked, budget, free)
+    free = _surveyed(own, own.options, gradients_on_host=True)
+    return new_space("gradients in host memory", rolled.asked, budget, free)
 
 
 def returned_tight(rolled: Space, budget: int) -> Space | None:

@@ -44,8 +44,8 @@ class Rule:
     """How one primitive is priced.
 
     `flops(equation)` gives `(matrix_flops, vector_flops)`; `reads(equation)` and
-    `writes(equation)` give bytes touched per operand and per result where that is not
-    all of it.
+    `writes(equation)` give bytes touched where that is not all of it: a number for each
+    operand, and for each result.
     """
 
     kind: Kind
@@ -174,7 +174,7 @@ def _names(text: str) -> list[str]:
 
 _VIEWS = _names("""
     reshape broadcast_in_dim broadcast_to squeeze bitcast_convert_type stop_gradient
-    name sharding_constraint layout_constraint optimization_barrier
+    name shard_alike sharding_constraint layout_constraint optimization_barrier
     with_memory_space_constraint pvary preduced reduced_vary_cast reduced_vary_cast_p
     vary_unreduced_cast vary_unreduced_cast_p random_wrap random_unwrap random_clone
     axis_index platform_index program_id num_programs create_token after_all
@@ -281,7 +281,7 @@ CALLS = frozenset(
     jit pjit closed_call core_call call jaxpr_call remat remat2 checkpoint remat_opt
     custom_jvp_call custom_jvp_call_jaxpr custom_vjp_call custom_vjp_call_jaxpr
     custom_vmap_call custom_partitioning linear_call composite xla_metadata_call
-    eval_jaxpr cudnn_fusion
+    eval_jaxpr cudnn_fusion compute_on
     """)
 )
 """Calls whose inner equations are priced in their place."""

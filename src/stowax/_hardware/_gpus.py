@@ -38,13 +38,15 @@ def _gpu(
     sheet = f"NVIDIA {title} data sheet (dense rates)"
     specs = "openxla/xla, xla/backends/gpu/target_config/specs"
     memory = float(gpu_memory_bytes(key))
+    described = key != "gh200"  # OpenXLA has no description of it
+    ticks = clock * 1e9
     return Chip(
         key=key,
         title=title,
         platform="gpu",
         device_kinds=device_kinds,
         devices_per_chip=1,
-        memory=quoted(memory, "bytes", specs if key != "gh200" else sheet),
+        memory=quoted(memory, "bytes", specs if described else sheet),
         allowed_bytes=assumed(
             int(memory * 0.75),
             "bytes",
@@ -61,7 +63,9 @@ def _gpu(
         chips_per_host=chips_per_host,
         host_bytes=quoted(host_gb * GB, "bytes", host_source),
         host_bandwidth=unknown(RATE, "not asked for: no GPU updates on its host"),
-        clock=quoted(clock * 1e9, "hertz", specs),
+        clock=quoted(ticks, "hertz", specs)
+        if described
+        else assumed(ticks, "hertz", "as the H100's, the same GPU"),
     )
 
 

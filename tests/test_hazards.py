@@ -38,6 +38,7 @@ def test_the_list_is_closed_and_every_kind_says_what_it_is():
         "donated-in-vain",
         "stacked-again",
         "kept-to-be-summed",
+        "turned-stack",
         "rematerialization",
         "duplicate-copy",
         "cheaper-to-recompute",

@@ -31,6 +31,7 @@ from ._kinds import KINDS
 from ._known_bad import known_bad
 from ._rematerialization import rematerialization
 from ._stacks import kept_to_be_summed, stacked_again
+from ._turned import turned_stacks
 
 HAZARD_KINDS: Mapping[str, str] = {name: kind.what for name, kind in KINDS.items()}
 """Every kind of hazard with what it is, worst first."""
@@ -134,6 +135,7 @@ SEARCHES: Mapping[str, Search] = {
     "donated-in-vain": Search(donated_in_vain, _without_arguments),
     "stacked-again": Search(stacked_again, _untraced),
     "kept-to-be-summed": Search(kept_to_be_summed, _untraced),
+    "turned-stack": Search(turned_stacks),
     "rematerialization": Search(rematerialization),
     "duplicate-copy": Search(duplicate_copies),
     "cheaper-to-recompute": Search(

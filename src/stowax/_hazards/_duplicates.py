@@ -7,17 +7,16 @@ the device keeps it anyway. Fetching weights once forward and once backward is n
 these.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from .._records._inspection import Hazard
-from .._records._program import Computation, Instruction, Transfer
+from .._records._program import Transfer
 from .._units import format_bytes, format_seconds
 from ._context import Context, hazard, where
 from ._copies import NOTABLE_BYTES
+from ._view import View
 
-# What hands its operand on as it is.
-_VIEWS = frozenset({"bitcast", "opt-barrier"})
 # Moves the whole of its operand; a slice of another place is another value.
 _WHOLE = frozenset({"copy", "copy-start"})
 
@@ -27,43 +26,6 @@ class _Copy(NamedTuple):
     source: str
     starts: int
     last_use: int
-
-
-class _View:
-    """A computation with positions and users by name."""
-
-    def __init__(self, computation: Computation):
-        self.items: Mapping[str, Instruction] = {
-            item.name: item for item in computation.instructions
-        }
-        self.position = {name: index for index, name in enumerate(self.items)}
-        self.users: dict[str, list[str]] = {}
-        for item in computation.instructions:
-            for operand in item.operands:
-                self.users.setdefault(operand, []).append(item.name)
-
-    def place(self, name: str) -> str:
-        """The instruction that made a value where it lies, views of it passed over."""
-        while name in self.items:
-            item = self.items[name]
-            inner = self.items.get(item.operands[0]) if item.operands else None
-            if item.opcode in _VIEWS:
-                name = item.operands[0]
-            elif item.tuple_index is not None and inner and inner.opcode == "tuple":
-                name = inner.operands[item.tuple_index]
-            else:
-                break
-        return name
-
-    def last_use(self, name: str) -> int:
-        """Position of the last reader of a value, also through views of it."""
-        last = self.position[name]
-        for user in self.users.get(name, ()):
-            item = self.items[user]
-            if item.opcode in _VIEWS or item.opcode == "tuple":
-                last = max(last, self.last_use(user))
-            last = max(last, self.position[user])
-        return len(self.items) if not self.users.get(name) else last
 
 
 def duplicate_copies(context: Context) -> Iterator[Hazard]:
@@ -77,14 +39,14 @@ def duplicate_copies(context: Context) -> Iterator[Hazard]:
         ]
         if not copies:
             continue
-        view = _View(computation)
+        view = View(computation)
         into = _copies(view, copies, "host-to-device")
         yield from _again(context, into)
         yield from _unchanged(context, view, into)
         yield from _round_trips(context, view, into, copies)
 
 
-def _copies(view: _View, transfers: list[Transfer], direction: str) -> list[_Copy]:
+def _copies(view: View, transfers: list[Transfer], direction: str) -> list[_Copy]:
     found = []
     for transfer in transfers:
         item = view.items[transfer.start]
@@ -116,18 +78,13 @@ def _again(context: Context, into: list[_Copy]) -> Iterator[Hazard]:
             seen[copy.source] = copy
 
 
-def _unchanged(context: Context, view: _View, into: list[_Copy]) -> Iterator[Hazard]:
+def _unchanged(context: Context, view: View, into: list[_Copy]) -> Iterator[Hazard]:
     """What a loop's body gets and hands on unchanged, fetched in every trip."""
-    roots = [
-        item
-        for item in view.items.values()
-        if item.opcode == "tuple" and not view.users.get(item.name)
-    ]
     for copy in into:
         item = view.items.get(copy.source)
         if copy.transfer.trips <= 1 or item is None or item.tuple_index is None:
             continue
-        for root in roots:
+        for root in view.roots:
             handed_on = root.operands[item.tuple_index : item.tuple_index + 1]
             if [view.place(name) for name in handed_on] == [copy.source]:
                 yield _hazard(
@@ -139,7 +96,7 @@ def _unchanged(context: Context, view: _View, into: list[_Copy]) -> Iterator[Haz
 
 
 def _round_trips(
-    context: Context, view: _View, into: list[_Copy], copies: list[Transfer]
+    context: Context, view: View, into: list[_Copy], copies: list[Transfer]
 ) -> Iterator[Hazard]:
     """Out and back while the device keeps the value."""
     out = {copy.transfer.done: copy for copy in _copies(view, copies, "device-to-host")}

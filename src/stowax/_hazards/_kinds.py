@@ -102,6 +102,15 @@ KINDS: Mapping[str, Kind] = {
         "jax.tree.map(jnp.add, total, gradients). Where a loss over microbatches has "
         "to be differentiated as a whole, put jax.checkpoint around the body.",
     ),
+    "turned-stack": Kind(
+        "The compiler transposes a whole stack between the loop that writes and that "
+        "reads.",
+        "Recompute the value in the backward pass: jax.checkpoint around the body of "
+        "the scan, with a policy that does not save it. To keep it, write the product "
+        "so that both passes want one order of axes, or fix the order of the value in "
+        "the body: jax.experimental.layout.with_layout_constraint. Plans of stowax do "
+        "for one GPU.",
+    ),
     "rematerialization": Kind(
         "The compiler computes values again to save memory, unasked.",
         "The program is above the memory that the compiler allows itself: plan with a "

@@ -39,6 +39,7 @@ from ._costs import (
 from ._known import unknown_parts
 from ._loops import Element, body_and_condition, initial, invariant, trip_count
 from ._offsets import misplaced
+from ._orders import reorders
 from ._proto import Module
 from ._transfers import transfers_in
 
@@ -257,6 +258,7 @@ def _instruction(reader: Reader, visit: _Visit, item: Any) -> Instruction:
         execution_thread=visit.thread or _compute_type(item),
         trips=visit.trips.get(item.id),
         tuple_index=item.tuple_index if item.opcode == "get-tuple-element" else None,
+        reorders=reorders(functions, function, item),
     )
 
 

@@ -42,7 +42,9 @@ class Instruction:
     the number of runs of a `while` body, `None` where it is not a `while` or depends on
     data. `execution_thread` is empty for the device and `host` for what the compiler
     moved to the host's processor. `source` reads `file:line`, empty where XLA kept
-    none. `tuple_index` is which element a `get-tuple-element` takes.
+    none. `tuple_index` is which element a `get-tuple-element` takes. `reorders` says
+    that it writes what it reads with its axes in another order in memory, and computes
+    nothing.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Instruction:
     execution_thread: str
     trips: int | None
     tuple_index: int | None = None
+    reorders: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

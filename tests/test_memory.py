@@ -198,6 +198,30 @@ def test_what_a_checkpoint_computes_again_is_told_apart(target):
     assert not any(b.role == "recomputed" for b in plain.blocks)
 
 
+def test_a_forward_pass_within_a_backward_one_is_computed_again():
+    """As layers of a plan are that run as they are written: no loop tells it."""
+
+    def layer(x):
+        return jnp.sin(x @ x) @ x
+
+    @jax.custom_vjp
+    def thrifty(x):
+        return layer(x)
+
+    def backward(x, gradient):
+        return jax.vjp(layer, x)[1](gradient)
+
+    thrifty.defvjp(lambda x: (thrifty(x), x), backward)
+    x = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    roles = []
+    for function in (layer, thrifty):
+        step = jax.jit(jax.grad(lambda x, f=function: jnp.sum(f(f(x)) ** 2)))
+        found = stowax.inspect(step, x, target="h200").memory_timeline.device
+        roles.append({block.role for block in found.blocks})
+    assert "recomputed" not in roles[0]
+    assert "recomputed" in roles[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["v5p-8", "h200"])
 def test_an_offloaded_stack_lies_in_host_memory(target):

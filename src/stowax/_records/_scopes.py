@@ -2,7 +2,8 @@
 
 What is differentiated stands under `jvp(...)`, its derivative under
 `transpose(jvp(...))`, what `jax.checkpoint` computes again under
-`rematted_computation`. Lowered and compiled programs have the same names.
+`rematted_computation`, and what a plan does under both of the others. Lowered and
+compiled programs have the same names.
 """
 
 import re
@@ -18,12 +19,16 @@ Phase = Literal["forward", "backward", "again", ""]
 def phase_of(name: str) -> Phase:
     """`forward`, `backward`, `again` or nothing; the innermost scope counts.
 
+    A forward pass within a backward one computes again, as a plan's layers do.
+
     >>> phase_of("jit(step)/transpose(jvp(loss))/dot_general")
     'backward'
+    >>> phase_of("jit(step)/transpose(jvp(stowax.layers))/jvp()/exp")
+    'again'
     """
-    if _AGAIN in name:
+    found = [scope.group(1) for scope in _DERIVATIVE.finditer(name)]
+    if _AGAIN in name or (any(found) and not found[-1]):
         return "again"
-    found = [*_DERIVATIVE.finditer(name)]
     if not found:
         return ""
-    return "backward" if found[-1].group(1) else "forward"
+    return "backward" if found[-1] else "forward"

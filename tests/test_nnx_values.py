@@ -149,3 +149,35 @@ def test_a_model_that_nnx_jit_hands_back_is_given_away(parts):
         # `nnx.jit` calls `jax.jit`'s function with the states of its arguments.
         nnx.jit(train_step)(model, optimizer, batch()[:8])
     assert session.plans["train_step"].program.donate_argnums == (0, 1)
+
+
+def test_specs_of_objects_have_the_planned_memory():
+    """And the objects keep their arrays: specs are others, of the same kind."""
+
+    def step(model, optimizer, x):
+        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(x) - x) ** 2))(model)
+        optimizer.update(model, grads)
+        return loss
+
+    def made():
+        model = nnx.Linear(1024, 1024, rngs=nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+    objects = nnx.eval_shape(made)
+    x = jax.ShapeDtypeStruct((64, 1024), jnp.float32)
+    plan = stowax.plan(
+        nnx.jit(step),
+        *objects,
+        x,
+        target="h200",
+        budget="1GiB",
+        pin={"optimizer state": "offload"},
+        progress=False,
+    )
+    specs = plan.specs(*objects, x)
+    moments = specs[1].opt_state[0].mu["kernel"].get_value()
+    assert moments.sharding.memory_kind == "pinned_host"
+    assert specs[0].kernel.get_value().sharding.memory_kind == "device"
+    assert objects[1].opt_state[0].mu["kernel"].get_value().sharding is None
+    compiled = stowax.target("h200").compile(plan.apply(nnx.jit(step)), *specs)
+    assert stowax.inspect(compiled).memory.host.total >= 2 * 4 * 1024**2

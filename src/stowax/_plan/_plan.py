@@ -84,13 +84,17 @@ class Plan(PlanRecord):
         **Raises:** `ArgumentError` for state that has no sharding beside some that has;
         `PlanMismatchError` for state of other shapes or dtypes than the planned.
         """
-        kinds = planned_kinds(self.program.arguments, args)
-        specs = attached_specs(args) or target_for(self.target, args).specs(*args)
-        leaves, structure = jax.tree.flatten_with_path(tuple(specs))
-        placed = jax.tree.unflatten(
-            structure,
-            [spec_in(path, s, k) for (path, s), k in zip(leaves, kinds, strict=True)],
-        )
+        with together():
+            taken = take(args, {}, known(self.place))
+            mine = taken.arrays
+            kinds = planned_kinds(self.program.arguments, mine)
+            specs = attached_specs(mine) or target_for(self.target, mine).specs(*mine)
+            leaves, structure = jax.tree.flatten_with_path(tuple(specs))
+            pairs = zip(leaves, kinds, strict=True)
+            placed = [spec_in(path, spec, kind) for (path, spec), kind in pairs]
+            placed = jax.tree.unflatten(structure, placed)
+            # The caller's own objects keep their arrays.
+            _, placed = taken.put_together(placed, inside=True)
         return placed[0] if len(args) == 1 else placed
 
     def place(self, *args: Any) -> Any:

@@ -208,10 +208,11 @@ class Planned(KnownStep):
         ready = functools.partial(under, taken, direct, flat, _when_told, self._lent)
         if (given := self._given) is not None:
             plan, text = given.plan, json.dumps(given.plan.to_json())
+            agreed(self._name, lambda: (text, plan), lambda plan: plan)
+            made = ready(plan, flat)  # or the plan is another step's
             if (said := given.said()) and not self._ready:
                 self._say()(f"{self._name} runs {said}")
-            agreed(self._name, lambda: (text, plan), lambda plan: plan)
-            return ready(plan, flat)
+            return made
         if self._ready:
             self._say()(f"planning {self._name} anew, for arguments of other types")
         try:

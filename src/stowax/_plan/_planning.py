@@ -91,27 +91,10 @@ def plan(
     print(plan)
     ```
     """
+    given = dict(locals())
+    given["budgets"] = (given.pop("budget"),)
     try:
-        (made,) = plans(
-            step,
-            *args,
-            budgets=(budget,),
-            host_budget=host_budget,
-            host_reserve=host_reserve,
-            target=target,
-            pin=pin,
-            forbid=forbid,
-            keep_checkpoint=keep_checkpoint,
-            roll=roll,
-            donate=donate,
-            compiler_options=compiler_options,
-            compiles=compiles,
-            cache=cache,
-            progress=progress,
-            **kwargs,
-        )
-    except CallError as error:
-        raise _with_nearest(error, plan) from None
+        (made,) = _made(plan, given)
     except ArgumentError as error:
         if error.argument != "budgets":
             raise
@@ -156,36 +139,19 @@ def plans(
         print(plan.budget_bytes, plan.step_seconds)
     ```
     """
+    return _made(plans, dict(locals()))
+
+
+def _made(door: Callable[..., Any], given: dict[str, Any]) -> tuple[Plan, ...]:
+    """What `plans` returns, for what `door`, one of the two above, was given."""
+    step, args, kwargs = (given.pop(name) for name in ("step", "args", "kwargs"))
     try:
-        return plans_for(
-            known(step),
-            args,
-            kwargs,
-            budgets=budgets,
-            host_budget=host_budget,
-            host_reserve=host_reserve,
-            target=target,
-            pin=pin,
-            forbid=forbid,
-            keep_checkpoint=keep_checkpoint,
-            roll=roll,
-            donate=donate,
-            compiler_options=compiler_options,
-            compiles=compiles,
-            cache=cache,
-            progress=progress,
-        )
+        return plans_for(known(step), args, kwargs, **given)
     except CallError as error:
-        raise _with_nearest(error, plans) from None
-
-
-def _with_nearest(error: CallError, door: Callable[..., Any]) -> CallError:
-    """The error of an argument that nobody takes, with the option that is like it."""
-    options = inspect.signature(door).parameters.values()
-    names = [option.name for option in options if option.kind == option.KEYWORD_ONLY]
-    instead = error.instead.rpartition("? ")[2]  # `plan` asks where `plans` has
-    near = did_you_mean(error.argument, names)
-    return CallError(error.argument, error.got, f"{near}{instead}")
+        options = inspect.signature(door).parameters.values()
+        names = [o.name for o in options if o.kind == o.KEYWORD_ONLY]
+        instead = did_you_mean(error.argument, names) + error.instead
+        raise CallError(error.argument, error.got, instead) from None
 
 
 def plans_for(

@@ -136,22 +136,25 @@ def in_tiles(rolled: Space, budget: int) -> Space | None:
 
     Not where it holds little of what backward passes read.
     """
-    return _in_tiles(rolled, budget, _TILES, "blocks")
+    return _in_tiles(rolled, budget, _TILES, "blocks", _PART)
 
 
 def in_small_tiles(rolled: Space, budget: int) -> Space | None:
     """The same in smaller blocks, however little it holds."""
-    return _in_tiles(rolled, budget, _SMALL_TILES, "small blocks")
+    return _in_tiles(rolled, budget, _SMALL_TILES, "small blocks", 0.0)
 
 
-def _in_tiles(rolled: Space, budget: int, most: int, blocks: str) -> Space | None:
+def _in_tiles(
+    rolled: Space, budget: int, most: int, blocks: str, least: float
+) -> Space | None:
+    """The loss in blocks that hold `least` of what backward passes read, or more."""
     if not _has_tiles(rolled):
         return None
     options = dataclasses.replace(rolled.survey.options, tiles=most)
     found = _written(rolled, tiles=most)
     name, free = found or ("", _surveyed(rolled.survey, options))
-    little = _held(free, lambda stack: stack.tiles) < _PART
-    if little and most == _TILES and not rolled.preferences.tiles:
+    little = _held(free, lambda stack: stack.tiles) < least
+    if little and not rolled.preferences.tiles:
         return None
     name = f"the loss in {blocks} of tokens" + (f", {name}" if name else "")
     return new_space(name, rolled.asked, budget, free)

@@ -169,6 +169,8 @@ PLAN = PlanRecord(
             step_seconds=5.0,
             seconds_to_compile=30.0,
         ),
+        written_predicted_bytes=0,
+        written_model_seconds=0.0,
         pins=(
             PinPrice(pattern="*norm*", decision="keep", matched=2, seconds=0.031),
             PinPrice(pattern="*gate*", decision="keep", matched=1, seconds=0.0),

@@ -105,6 +105,18 @@ def test_a_smallest_plan_that_leaves_room_is_not_called_optimal():
         assert (found.bound_seconds == bound) == (outcome == "feasible")
 
 
+def test_no_window_for_copies_limits_a_plan_that_copies_nothing():
+    """The relaxation moves a part of a value, the plan none."""
+    search = searching(LITTLE)
+    stays = (("keep", "keep", "recompute", "recompute"),)
+    moves = (("offload", "keep", "recompute", "recompute"),)
+    names = ("forward window of layer", "update's window for copies in", "memory")
+    for decisions, binding in ((stays, ("memory",)), (moves, names)):
+        best = attempt(search, decisions)
+        best.solution.binding = names
+        assert certify(search, best).binding == binding
+
+
 def test_what_does_not_fit_is_infeasible():
     search = searching(LITTLE)
     best = attempt(search, fastest(search).decisions, compiled=LITTLE + 1)

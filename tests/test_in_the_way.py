@@ -283,5 +283,12 @@ def test_a_plan_that_does_not_fit_names_what_is_in_the_way():
     assert f"\nIn the way:\n  {largest}\n" in why_it_does_not_fit(made)
     text = plan_text(made, width=120)
     assert f"\nIn the way: {format_bytes(peak.bytes)} predicted at the peak" in text
+    assert "The compiled program needs" not in text
+    larger = dataclasses.replace(made.proof, device_bytes=2 * peak.bytes)
+    words = " ".join(plan_text(dataclasses.replace(made, proof=larger), 80).split())
+    assert (
+        f". The compiled program needs {format_bytes(2 * peak.bytes)}: what the "
+        "compiler makes beyond the prediction is not below" in words
+    )
     assert f"{first.shape}  too_large.py:" in text
     assert len(text.splitlines()) <= 48

@@ -41,7 +41,7 @@ def test_what_is_saved_comes_back(moved, unneeded, tmp_path):
 def test_the_schema_is_stable(moved):
     # What stands here, others read: a change of it is a change of FORMAT_VERSION.
     data = moved.to_json()
-    assert data["format"] == 16
+    assert data["format"] == 17
     assert list(data) == ["format", "program", "decisions", "proof", "search"]
     assert set(data["program"]) == {
         *("step", "target", "device_kind", "compile_only", "versions"),
@@ -77,7 +77,8 @@ def test_the_schema_is_stable(moved):
         *("outcome", "predicted_device_bytes", "model_seconds", "bound_seconds"),
         *("gap", "binding", "seconds_per_gib", "smallest_budget"),
         *("smallest_budget_is", "baselines", "trials", "pins", "forbid", "unpriced"),
-        *("written", "planning_seconds", "solving_seconds"),
+        *("written", "written_predicted_bytes", "written_model_seconds"),
+        *("planning_seconds", "solving_seconds"),
     }
     assert set(data["decisions"][0]) == {
         *("stack", "value", "name", "source", "role", "shape", "dtype", "count"),
@@ -105,6 +106,11 @@ def test_a_missing_file(tmp_path):
     with pytest.raises(ArgumentError) as caught:
         stowax.load_plan(path)
     assert str(caught.value) == f"path: got {path!r}, which does not exist. {INSTEAD}"
+    folder = str(tmp_path)
+    with pytest.raises(ArgumentError) as caught:
+        stowax.load_plan(folder)
+    says = "which is no whole plan (Is a directory)"  # the path once
+    assert str(caught.value) == f"path: got {folder!r}, {says}. {INSTEAD}"
 
 
 def damaged(found, change):
@@ -225,7 +231,7 @@ def test_a_plan_of_an_older_format_is_refused_with_the_way_to_plan_again(
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path)
     assert str(caught.value) == (
-        f"path: {str(path)!r} has plan format 11; this stowax reads format 16. "
+        f"path: {str(path)!r} has plan format 11; this stowax reads format 17. "
         "Install the stowax that wrote it (0.0.9) or plan again."
     )
 
@@ -236,11 +242,11 @@ def test_a_plan_of_an_older_format_is_refused_with_the_way_to_plan_again(
 )
 def test_a_plan_of_a_newer_format_is_refused(tmp_path, program, version):
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"format": 17, "program": program}))
+    path.write_text(json.dumps({"format": 18, "program": program}))
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path)
     assert str(caught.value) == (
-        f"path: {str(path)!r} has plan format 17; this stowax reads format 16. "
+        f"path: {str(path)!r} has plan format 18; this stowax reads format 17. "
         f"Install the stowax that wrote it ({version}) or plan again."
     )
 

@@ -22,5 +22,26 @@ def test_the_step_as_written_is_compared_where_it_was_compiled():
     assert re.search(r"as written, compiled +141.0 GiB +– +– +no\n", refused)
     assert "the plan is as fast.\n" in said(step_seconds=6.35)
     assert "keep all too, run layers as the plan does, not as written" in faster
-    assert "as written" not in plan_text(changed(PLAN, written=None), 80).lower()
     assert "as written" not in plan_text(UNNEEDED, 80).lower()
+
+
+def test_what_was_not_compiled_is_compared_as_it_is_predicted():
+    def said(seconds):
+        fields = {"written_predicted_bytes": 141 * 2**30, "written": None}
+        return plan_text(changed(PLAN, **fields, written_model_seconds=seconds), 80)
+
+    known = said(5.04)
+    needs = "As written: 141.0 GiB predicted"
+    assert f"{needs}; by the model the plan takes 25.0% longer.\n" in known
+    row = r"as written, predicted +141.0 GiB +5.04 s +-20.0% +no\n"
+    assert re.search(row, known)
+    assert known.index("▸ this plan, predicted") < known.index("as written, predicted")
+    assert "as written, compiled" not in known
+    # Of layers that the user has computed again the model knows no seconds.
+    unknown = said(0.0)
+    assert f"{needs}.\n" in unknown
+    assert re.search(r"as written, predicted +141.0 GiB +– +no\n", unknown)
+    assert "by the model the plan is as fast.\n" in said(6.3)
+    # A row "keep all" beside it is explained where it is another program.
+    assert "keep all too, run layers as the plan does" in known
+    assert "keep all too" not in said(6.1)

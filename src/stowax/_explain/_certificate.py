@@ -10,8 +10,8 @@ faster.
 
 import dataclasses
 
-from .._planner import OPTIMAL_GAP, base_seconds, evaluate, solve
-from .._records._stages import Outcome, Solution
+from .._planner import OPTIMAL_GAP, WINDOW, base_seconds, evaluate, solve
+from .._records._stages import Decisions, Outcome, Solution
 from .._search._loop import Search
 from .._search._propose import SOLVING_SECONDS
 from .._search._space import Attempt
@@ -62,9 +62,15 @@ def certify(search: Search, best: Attempt) -> Certificate:
         model_seconds=seconds,
         bound_seconds=bound,
         gap=gap,
-        binding=said.binding if said else (),
+        binding=_limits(said.binding, best.decisions) if said else (),
         seconds_per_byte=said.seconds_per_byte if said else 0.0,
     )
+
+
+def _limits(binding: tuple[str, ...], decisions: Decisions) -> tuple[str, ...]:
+    """Without windows for copies where nothing moves: the relaxation moves parts."""
+    moves = any("offload" in chosen for chosen in decisions)
+    return tuple(name for name in binding if moves or WINDOW not in name)
 
 
 def _bound(search: Search, best: Attempt, now: Solution) -> float:

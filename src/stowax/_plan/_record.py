@@ -11,6 +11,7 @@ from .._explain._describe import (
     notes,
     overlap_notes,
     stack_records,
+    unplanned_seconds,
 )
 from .._explain._fast_memory import fast_memory_notes
 from .._explain._in_the_way import in_the_way, peak_of_attempt
@@ -27,6 +28,7 @@ from .._records._plan import (
 from .._records._stages import TILE, Decisions
 from .._search._loop import Search
 from .._search._space import Attempt, Space, narrowed
+from .._search._variants import foreseen_bytes
 from .._survey._asked import Asked
 from .._survey._survey import Survey
 from .._versions import versions
@@ -114,6 +116,8 @@ def _search(search: Search, best: Attempt, seconds: float) -> SearchRecord:
     """What was predicted, tried and compared in `seconds`."""
     certificate = certify(search, best)
     smallest, source = search.smallest_budget()
+    written = _written(search, best)
+    foreseen = (0, 0.0) if written else _foreseen(search, best)
     return SearchRecord(
         outcome=certificate.outcome,
         predicted_device_bytes=_predicted(best.space, best.decisions)
@@ -128,7 +132,9 @@ def _search(search: Search, best: Attempt, seconds: float) -> SearchRecord:
         smallest_budget_is=source,
         baselines=_baselines(search, best),
         trials=_trials(search, best),
-        written=_written(search, best),
+        written=written,
+        written_predicted_bytes=foreseen[0],
+        written_model_seconds=foreseen[1],
         pins=_pin_prices(best.space, search),
         forbid=best.space.preferences.forbidden(),
         unpriced=best.space.survey.unpriced,
@@ -160,6 +166,18 @@ def _written(search: Search, best: Attempt) -> Trial | None:
     known = search.asked.written
     found = known.get(best.donated) or next(iter(known.values()), None)
     return found.measured.trial if found else None
+
+
+def _foreseen(search: Search, best: Attempt) -> tuple[int, float]:
+    """Bytes and seconds of the step as it is, where it was not compiled.
+
+    The model knows no seconds of layers that the user has computed again.
+    """
+    space = search.rolled
+    needed = foreseen_bytes(space, donate=best.donated)
+    known = space.survey.bodies and not space.remat
+    problem = space.problem(search.budget)
+    return needed, unplanned_seconds(space.survey, problem) if known else 0.0
 
 
 def _baselines(search: Search, best: Attempt) -> tuple[Baseline, ...]:

@@ -17,3 +17,4 @@ from ._solve import OPTIMAL_GAP as OPTIMAL_GAP
 from ._solve import smallest as smallest
 from ._solve import solve as solve
 from ._tables import base_seconds as base_seconds
+from ._windows import WINDOW as WINDOW

@@ -14,6 +14,9 @@ from ._tables import BodyTable
 TIE_MOVED = 1e-6
 TIE_KEPT = 1e-8
 
+WINDOW = "window"
+"""What is in the names of rows that limit copies, and of no others."""
+
 
 def add_seconds(
     builder: Builder,
@@ -66,10 +69,10 @@ def add_seconds(
             builder.row(row | {late: -1.0 / unit}, seconds / unit, name)
 
         for busy in filter(None, forward):
-            name = f"forward window of {body.name}"
+            name = f"forward {WINDOW} of {body.name}"
             window(busy, columns.late_forward, body.forward_seconds, name)
         for busy in filter(None, backward):
-            name = f"backward window of {body.name}"
+            name = f"backward {WINDOW} of {body.name}"
             window(busy, columns.late_backward, body.backward_seconds, name)
     else:
         for c, passage in passing.items():
@@ -136,7 +139,7 @@ def _update_window(
             row = {c: much / scale for c, much in seconds.items()}
             row[columns.late_backward] = -1.0 / scale
             limit = body.backward_seconds / scale
-            builder.row(row, limit, f"update's window for copies {direction}")
+            builder.row(row, limit, f"update's {WINDOW} for copies {direction}")
 
 
 def _host_columns(

@@ -15,7 +15,7 @@ from .._files import write_whole
 from ._peak import MemoryPeak
 from ._stages import Decision, Options, Outcome, Role
 
-FORMAT_VERSION = 16
+FORMAT_VERSION = 17
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -242,7 +242,10 @@ class SearchRecord:
     - `trials` are the compiled programs in order, each with what was predicted of it
       just before. The first prediction is made before anything is compiled.
     - `written` is the step as it is written, compiled; `None` where it is predicted to
-      need so much more than there is that it was not.
+      need so much more than there is that it was not, or where pins and forbids ask for
+      another. Then `written_predicted_bytes` are what is predicted for it, and
+      `written_model_seconds` what the planner expects of it; else these are 0, as the
+      seconds are where the user's own `jax.checkpoint` computes layers again.
     - `pins` and `forbid` are the user's wishes, the pins with their prices.
     - `unpriced` lists operations that no cost rule knew.
     - `planning_seconds` is the wall time that the plan took, `solving_seconds` the
@@ -261,6 +264,8 @@ class SearchRecord:
     baselines: tuple[Baseline, ...]
     trials: tuple[Trial, ...]
     written: Trial | None
+    written_predicted_bytes: int
+    written_model_seconds: float
     pins: tuple[PinPrice, ...]
     forbid: tuple[str, ...]
     unpriced: tuple[str, ...]

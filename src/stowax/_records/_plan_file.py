@@ -27,8 +27,10 @@ def read_plan(kind: type[Record], path: str | os.PathLike[str]) -> Record:
             "path", f"{os.fspath(path)!r}, which does not exist", _INSTEAD
         ) from None
     except (OSError, ValueError) as error:
+        # An operating system's words would have the path once more.
+        words = error.strerror if isinstance(error, OSError) else error
         raise ArgumentError(
-            "path", f"{os.fspath(path)!r}, which is no whole plan ({error})", _INSTEAD
+            "path", f"{os.fspath(path)!r}, which is no whole plan ({words})", _INSTEAD
         ) from None
     return plan_from(kind, data, os.fspath(path))
 

@@ -58,15 +58,27 @@ def plain_bytes(space: Space, *, donate: bool) -> int:
 
     By what its other program needed, or by how far a prediction may be off.
     """
-    survey, known = space.survey, space.asked.written
-    _, prediction = predict(survey, None, donate=donate)
-    needed = prediction.device_total
-    if known:
-        return needed + sum(a.measured.excess for a in known.values())
-    if donate and is_straight(space):
-        _, whole = predict(survey, None, donate=False)
-        needed = min(needed, whole.device_total - _returned(space))
+    if known := space.asked.written:
+        excess = sum(a.measured.excess for a in known.values())
+        return _foreseen(space, donate=donate) + excess
+    needed = foreseen_bytes(space, donate=donate)
     return int(needed / (_DOUBT_UNROLLED if is_straight(space) else _DOUBT))
+
+
+def foreseen_bytes(space: Space, *, donate: bool) -> int:
+    """Device bytes that are predicted for the step as it is; nothing is compiled."""
+    needed = _foreseen(space, donate=donate)
+    if donate and is_straight(space):
+        return min(needed, _foreseen(space, donate=False) - _returned(space))
+    return needed
+
+
+def _foreseen(space: Space, *, donate: bool) -> int:
+    known = space.asked.foreseen
+    if donate not in known:
+        _, prediction = predict(space.survey, None, donate=donate)
+        known[donate] = prediction.device_total
+    return known[donate]
 
 
 def plain(space: Space, budget: int | None, *, donate: bool) -> Attempt:

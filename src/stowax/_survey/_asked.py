@@ -17,7 +17,8 @@ class Asked:
     `host_budget` is what of the host's memory `host_reserve` has left. `specs` are
     the step's arguments on the target, `recording` is made of them. `started` is when
     planning began, by `time.perf_counter`. `written` has the step as it is, compiled,
-    by whether its state is donated: those programs are the same for every budget.
+    by whether its state is donated, and `foreseen` the bytes that are predicted for it:
+    those programs are the same for every budget.
     """
 
     step: Callable[..., Any]
@@ -38,6 +39,7 @@ class Asked:
     cache: ProgramCache
     say: Callable[[str], None]
     written: dict[bool, Any] = dataclasses.field(default_factory=dict)
+    foreseen: dict[bool, int] = dataclasses.field(default_factory=dict)
 
     @property
     def donates(self) -> bool | None:

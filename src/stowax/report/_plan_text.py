@@ -14,6 +14,13 @@ from .._units import format_bytes, format_seconds
 from ._decisions_text import decision_lines, stack_titles
 from ._layout import Align, count_of, cut, facts, lines_of, or_dash, table, text_width
 from ._peak_text import arrays_text, known_size, peak_title
+from ._written_text import (
+    against_written,
+    compiled_row,
+    foreseen_row,
+    unlike_keep_all,
+    yes_or_no,
+)
 
 SCREEN = 42
 """Lines of a plan, where the number of stacks lets it: one screen."""
@@ -22,6 +29,7 @@ _MOST_BASELINES = 9  # two fewer for every stack: together they share a screen
 _ALL_COLUMNS = 80  # narrower, a column fewer is better than figures cut short
 _LONGEST_NAME = 20  # of a policy, where the table has no room to spare
 _MOST_IN_THE_WAY = 6
+_MOST_EXPLAINED = 0.9  # of a program's bytes: below, its arrays do not explain it
 _UNITS = {"1 GiB": 2**30, "1 MiB": 2**20, "64 KiB": 2**16}
 _WORTH_SAYING = 1e-4  # of the step's time: less than 0.01 % prints as nothing
 
@@ -69,17 +77,16 @@ def _headline(record: PlanRecord, width: int) -> list[str]:
         )
     elif record.outcome == "infeasible":
         wishes = record.pins or record.search.forbid
-        limited = wishes or any(b.fits for b in record.baselines)
-        allowed = " that the pins and forbids allow" if limited else ""
+        allowed = " that the pins and forbids allow" if wishes else ""
         verdict = (
-            f"DOES NOT FIT {budget} per device, nor does anything else{allowed}; "
-            "the decisions below need the least."
+            f"DOES NOT FIT {budget} per device: no plan{allowed} is known to fit. Of "
+            "what was compiled, the decisions below need the least."
         )
     else:
         verdict = f"DOES NOT FIT: compiled {used} per device, budget {budget}."
     text = [f"stowax plan for {step} on {record.target} ({kind})", verdict]
     if record.fits and record.outcome != "unneeded":
-        text += [_against_written(record), _against_baselines(record)]
+        text += [against_written(record), _against_baselines(record)]
     return [line for part in text if part for line in lines_of(part, width)]
 
 
@@ -88,22 +95,6 @@ _OUTCOMES = {
     "feasible": "the best of what was tried",
     "infeasible": "although the model said that nothing fits",
 }
-
-
-def _against_written(record: PlanRecord) -> str:
-    """What the plan costs or brings beside the step that its user has."""
-    written = record.search.written
-    if written is None:
-        return ""
-    size = format_bytes(written.compiled_bytes)
-    if not written.step_seconds or not record.step_seconds:
-        return f"As written it needs {size}."
-    needs = f"As written it compiles to {size}"
-    change = record.step_seconds / written.step_seconds - 1
-    if abs(change) < 0.0005:
-        return f"{needs}; the plan is as fast."
-    longer = "longer" if change > 0 else "less time"
-    return f"{needs}; the plan takes {abs(change):.1%} {longer}."
 
 
 def _against_baselines(record: PlanRecord) -> str:
@@ -131,7 +122,6 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
     moved = [d for d in record.decisions if d.decision == "offload"]
     offloaded = sum(d.bytes * d.count for d in moved)
     model = record.search.model_seconds
-    written = _written_row(record)
     rows = [
         (
             "▸ this plan, compiled",
@@ -139,17 +129,18 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
             or_dash(format_bytes, record.host_bytes),
             or_dash(format_seconds, record.step_seconds),
             "",
-            _yes(record.fits),
+            yes_or_no(record.fits),
         ),
-        *written,
+        *compiled_row(record),
         (
             "▸ this plan, predicted",
             or_dash(format_bytes, record.predicted_device_bytes),
             or_dash(format_bytes, offloaded),
             or_dash(format_seconds, model),
             "",
-            _yes(record.predicted_device_bytes <= record.budget_bytes),
+            yes_or_no(record.predicted_device_bytes <= record.budget_bytes),
         ),
+        *foreseen_row(record),
     ]
     ordered = sorted(_unlike(record.baselines), key=lambda b: (not b.fits, b.seconds))
     if record.outcome == "unneeded":
@@ -168,7 +159,7 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
         run = ""
         if ordered and any(stack.group for stack in record.program.stacks):
             run = "; policies run layers in groups, too"
-        elif ordered and written:
+        elif ordered and unlike_keep_all(record.search):
             run = (
                 "; policies, keep all too, run layers as the plan does, not as written"
             )
@@ -190,27 +181,6 @@ def _unlike(baselines: Sequence[Baseline]) -> list[Baseline]:
     return list(first.values())
 
 
-def _written_row(record: PlanRecord) -> list[tuple[str, ...]]:
-    """The step as it is, which a reader knows, compiled like the plan above it."""
-    written = record.search.written
-    if written is None or record.outcome == "unneeded":
-        return []
-    fits = (
-        written.compiled_bytes <= record.budget_bytes
-        and written.host_bytes <= record.proof.host_budget_bytes
-    )
-    return [
-        (
-            "  as written, compiled",
-            or_dash(format_bytes, written.compiled_bytes),
-            or_dash(format_bytes, written.host_bytes),
-            or_dash(format_seconds, written.step_seconds),
-            "",
-            _yes(fits),
-        )
-    ]
-
-
 def _baseline_row(baseline: Baseline, model: float, width: int) -> tuple[str, ...]:
     change = f"{baseline.seconds / model - 1:+.1%}" if model else ""
     return (
@@ -219,7 +189,7 @@ def _baseline_row(baseline: Baseline, model: float, width: int) -> tuple[str, ..
         or_dash(format_bytes, baseline.host_bytes),
         or_dash(format_seconds, baseline.seconds),
         change,
-        _yes(baseline.fits),
+        yes_or_no(baseline.fits),
     )
 
 
@@ -229,8 +199,17 @@ def _in_the_way(record: PlanRecord, width: int) -> list[str]:
     short_of_host = proof.host_bytes > proof.host_budget_bytes
     if proof.peak is None or short_of_host:
         return []
-    title = lines_of(peak_title(proof.peak), width)
-    return [*title, *arrays_text(proof.peak, width, _MOST_IN_THE_WAY), ""]
+    title = peak_title(proof.peak)
+    if proof.peak.bytes < _MOST_EXPLAINED * proof.device_bytes:
+        title += (
+            f". The compiled program needs {format_bytes(proof.device_bytes)}: what "
+            "the compiler makes beyond the prediction is not below"
+        )
+    return [
+        *lines_of(title, width),
+        *arrays_text(proof.peak, width, _MOST_IN_THE_WAY),
+        "",
+    ]
 
 
 def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
@@ -360,7 +339,3 @@ def _listed(items: Sequence[str], most: int) -> str:
     more = len(items) - most
     text = ", ".join(items[:most])
     return f"{text} and {more} more" if more > 0 else text
-
-
-def _yes(fits: bool) -> str:
-    return "yes" if fits else "no"

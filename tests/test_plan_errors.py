@@ -161,7 +161,8 @@ def test_more_than_the_chip_has():
 
 def test_unknown_targets():
     assert refused(ArgumentError, train, *ARGS, target="h20") == (
-        "target: got 'h20'. Nearest names: h200, gh200, h200x8, h200x4, h200x2."
+        "target: got 'h20'. Nearest names: h200, gh200, h200x8, h200x4, h200x2. "
+        "stowax.targets(), or `stowax targets` in a terminal, lists all."
     )
     text = refused(ArgumentError, train, *ARGS, target="tpu")
     assert text.startswith("target: got 'tpu', and JAX sees no tpu here. ")

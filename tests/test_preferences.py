@@ -145,7 +145,18 @@ def test_a_pattern_that_matches_nothing_lists_near_names():
         preferences.check_matched()
     message = str(caught.value)
     assert message.startswith("pin['*atention*']: got a pattern that matches no value")
-    assert message.split("Nearest: ")[1].startswith("'dot model.py:41 in attention'")
+    assert "Nearest: 'dot model.py:41 in attention'. Patterns" in message
+
+
+def test_where_no_name_is_like_a_pattern_some_are_listed():
+    preferences = Preferences(pin={"*mlp*": "keep"})
+    preferences.allow(value("tanh model.py:9"))
+    with pytest.raises(ArgumentError) as caught:
+        preferences.check_matched()
+    # A path has its file's name beside it.
+    assert "None is like it; some are: 'model.py:41', " in str(caught.value)
+    assert "/home/me" not in str(caught.value)
+    assert "'tanh model.py:9'" in str(caught.value)
 
 
 def test_forbidding_with_a_pattern_that_matches_nothing():

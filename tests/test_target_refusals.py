@@ -30,9 +30,15 @@ def test_unknown_names_are_told_their_neighbours() -> None:
     with pytest.raises(ArgumentError, match=r"got 'v5p-9'\. Nearest names: v5p-8"):
         target("v5p-9")  # cores come in pairs
     with pytest.raises(
-        ArgumentError, match=r"^target: got 'abacus'\. See stowax.targets"
+        ArgumentError, match=r"^target: got 'abacus'\. stowax.targets\(\), or `"
     ):
         target("abacus")
+    with pytest.raises(ArgumentError) as error:
+        target("rtx4090")  # a GPU, and no TPU is like it
+    assert str(error.value) == (
+        "target: got 'rtx4090'. stowax.targets(), or `stowax targets` in a terminal, "
+        "lists all."
+    )
     with pytest.raises(ArgumentError, match=r"^target: got 8\. Write a name such"):
         target(8)
 

@@ -293,12 +293,10 @@ def targets(name: str | None, as_json: bool) -> int:
 
 
 def _no_target(name: str, rows: list[Any]) -> NoReturn:
-    import difflib
+    from .._target._target import nearest
 
-    known = [known for row in rows for known in row.names]
-    near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
-    instead = f"Nearest names: {', '.join(near)}." if near else "See: stowax targets"
-    raise ArgumentError("NAME", repr(name), instead)
+    near = nearest(name, [known for row in rows for known in row.names])
+    raise ArgumentError("NAME", repr(name), f"{near}See: stowax targets")
 
 
 def _row_as_json(row: Any) -> dict[str, Any]:

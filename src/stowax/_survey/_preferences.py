@@ -356,12 +356,13 @@ def _not_offloaded(value: Value, least_bytes: int) -> str:
 
 
 def _unmatched(rule: _Rule, seen: Sequence[str]) -> ArgumentError:
-    near = _near(rule.pattern, seen)
-    known = (
-        f"Nearest: {', '.join(near)}."
-        if near
-        else "The step has no repeated layers whose values could be named."
-    )
+    near, others = _near(rule.pattern, seen)
+    if near:
+        known = f"Nearest: {', '.join(near)}."
+    elif others:
+        known = f"None is like it; some are: {', '.join(others)}."
+    else:
+        known = "The step has no repeated layers whose values could be named."
     return ArgumentError(
         rule.argument,
         "a pattern that matches no value's name, role or source line",
@@ -369,14 +370,18 @@ def _unmatched(rule: _Rule, seen: Sequence[str]) -> ArgumentError:
     )
 
 
-def _near(pattern: str, words: Sequence[str]) -> list[str]:
-    """The words most like the pattern, letters outside of wildcards counting alone."""
+def _near(pattern: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Words that share most of the pattern's letters in a row, and the next best.
+
+    Letters outside of wildcards count alone. A path says no more than its file's name.
+    """
     plain = pattern.translate(str.maketrans("", "", "*?[]")).lower()
-    ranked = sorted(
-        words,
-        key=lambda word: -_likeness(plain, word.lower()),
-    )
-    return [repr(word) for word in ranked[:_MOST_NEAR_NAMES]]
+    names = {word: pathlib.PurePath(word).name for word in words}
+    short = [w for w, name in names.items() if name == w or name not in names]
+    like = {word: _likeness(plain, word.lower()) for word in short}
+    found = sorted(like, key=lambda word: -like[word])[:_MOST_NEAR_NAMES]
+    near = [word for word in found if 2 * int(like[word]) > len(plain)]
+    return [repr(word) for word in near], [repr(word) for word in found]
 
 
 def _likeness(plain: str, word: str) -> float:

@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
@@ -115,12 +115,22 @@ def target(name: str | None = None) -> Target:
             "stowax.targets(): a plan holds for the chip that it is made for.",
         )
     known = [record.name for record in _compile_only_names()] + list(_ATTACHED)
+    listed = "stowax.targets(), or `stowax targets` in a terminal, lists all"
+    raise ArgumentError("target", repr(name), f"{nearest(name, known)}{listed}.")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """The names of `known` that are like `name`, in front of an error's last words.
+
+    A TPU's is none for what is not called like one: letters alone would find them.
+
+    >>> nearest("h100x3", ["v5p-8", "h100x8"]), nearest("rtx4090", ["tpu7x-4096"])
+    ('Nearest names: h100x8. ', '')
+    """
+    if not re.match(r"tpu|v\d", name.lower()):
+        known = [one for one in known if not re.match(r"tpu\d|v\d", one)]
     near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
-    raise ArgumentError(
-        "target",
-        repr(name),
-        f"Nearest names: {', '.join(near)}." if near else "See stowax.targets().",
-    )
+    return f"Nearest names: {', '.join(near)}. " if near else ""
 
 
 def platform_of(name: str) -> str:

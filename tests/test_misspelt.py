@@ -26,6 +26,16 @@ ARGS = jnp.ones((4, 4)), jnp.ones((4, 4))
         (lambda: stowax.jit(buget="1GiB"), "buget", "budget"),
         (lambda: stowax.jit(step, donate_argnum=0), "donate_argnum", "donate_argnums"),
         (lambda: stowax.jit(step, in_sharding=None), "in_sharding", "in_shardings"),
+        (lambda: stowax.inspect(step, *ARGS, targt="cpu"), "targt", "target"),
+        (lambda: stowax.verify(step, *ARGS, stepps=2), "stepps", "steps"),
+        (lambda: stowax.fit(step, budgt="1GiB"), "budgt", "budget"),
+        (lambda: stowax.audit(alow=()), "alow", "allow"),
+        (lambda: stowax.measure(step, *ARGS, stps=2), "stps", "steps"),
+        (
+            lambda: stowax.load_plan("x", compiler_option={}),
+            "compiler_option",
+            "compiler_options",
+        ),
     ],
 )
 def test_the_nearest_option_is_named(call, name, near):

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._errors import StowaxError as StowaxError
+from ._errors import naming_options as _naming_options
 
 if TYPE_CHECKING:
     from ._mark import stow as stow
@@ -60,6 +61,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'stowax' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+    value = _naming_options(value)
     globals()[name] = value
     return value
 

@@ -151,7 +151,8 @@ def calibrate(
         try:
             say(f"saved {save_calibration(found)}")
         except ArgumentError as error:  # what was measured is not lost for that
-            warnings.warn(f"the calibration is not kept. {error}", stacklevel=2)
+            # The caller is behind `naming_options`.
+            warnings.warn(f"the calibration is not kept. {error}", stacklevel=3)
     return found
 
 

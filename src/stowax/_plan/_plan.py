@@ -82,7 +82,7 @@ class Plan(PlanRecord):
         **Returns:** one for one argument, a tuple for several.
 
         **Raises:** `ArgumentError` for state that has no sharding beside some that has;
-        `PlanMismatchError` for state of other shapes or dtypes than the planned.
+        `PlanMismatchError` as `place`.
         """
         with together():
             taken = take(args, {}, known(self.place))
@@ -108,8 +108,9 @@ class Plan(PlanRecord):
 
         **Returns:** one for one argument, a tuple for several.
 
-        **Raises:** `PlanMismatchError` for state of other shapes or dtypes than the
-        planned; `ArgumentError` for an array that was donated.
+        **Raises:** `PlanMismatchError` for an argument whose arrays the plan has in
+        host memory with other shapes or dtypes (where it has none there, the step
+        refuses them when it is called); `ArgumentError` for an array that was donated.
 
         ```python
         params, state = plan.place(params, state)
@@ -138,7 +139,7 @@ class Plan(PlanRecord):
         **Returns:** what `init` does.
 
         **Raises:** `ArgumentError` if nothing of that is what the plan has in host
-        memory; `PlanMismatchError` for state of other shapes or dtypes.
+        memory; `PlanMismatchError` as `place`.
 
         ```python
         state = jax.eval_shape(init_state, key)

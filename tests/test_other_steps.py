@@ -71,6 +71,14 @@ def test_a_step_that_fails_by_itself_fails_so_under_a_plan(plan):
         plan.apply(broken)(*plan.place(weights, momentum), x)
 
 
+def test_state_of_other_shapes_is_placed_nowhere_where_nothing_is_on_the_host():
+    plan = stowax.plan(train_step, *arrays(), target="cpu", progress=False)
+    others = [jnp.concatenate([a, a]) for a in arrays()[:2]]
+    assert all(a is b for a, b in zip(plan.place(*others), others, strict=True))
+    with pytest.raises(PlanMismatchError, match=r"step: args\[0\] is float32"):
+        plan.apply(train_step)(*others, arrays()[2])
+
+
 def test_what_a_copy_waits_for_may_be_complex():
     values = [jnp.asarray([1j - 3, 2.0]), jnp.asarray([2.5])]
     assert not_positive(values) == -3

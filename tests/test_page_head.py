@@ -223,7 +223,7 @@ def test_what_moves_and_what_stalls():
     cards = texts(dataclasses.replace(still, flops=144.7e6))
     assert "Matrix products: 144.7 MFLOP|" in cards["Stalls"]
     assert "Nothing moves" in cards["Moves"]
-    assert "No stall: it computes 100% of the time" in cards["Stalls"]
+    assert "No stall: the device waits for nothing" in cards["Stalls"]
     assert "peak rate" not in cards["Stalls"]
 
 

@@ -30,3 +30,11 @@ def test_what_is_folded_is_called_smaller_only_where_it_is():
 
     assert " smaller values: " in folded(range(30, 0, -1))
     assert " more values: " in folded([64] * 30)
+
+
+def test_no_more_is_promised_of_memory_than_keeping_all_saves():
+    keep, recompute = PLAN.search.baselines
+    assert "1 GiB more  would save about 12.0 ms" in plan_text(PLAN, 80)
+    near = dataclasses.replace(keep, seconds=PLAN.search.model_seconds - 0.011)
+    text = plan_text(changed(PLAN, baselines=(near, recompute)), 80)
+    assert "1 GiB more" not in text

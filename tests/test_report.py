@@ -201,7 +201,11 @@ def test_what_is_offloaded_is_not_folded_away():
 
 def test_prices_are_of_a_unit_that_is_small_beside_the_budget():
     small = changed(
-        PLAN, budget_bytes=32 * MIB, seconds_per_gib=0.1024, model_seconds=0.9
+        PLAN,
+        budget_bytes=32 * MIB,
+        seconds_per_gib=0.1024,
+        model_seconds=0.9,
+        baselines=(),
     )
     assert "1 MiB more  would save about 100.0 µs of each step" in plan_text(small, 80)
     # A price that is lost beside the step is not worth a line.

@@ -298,11 +298,17 @@ def _left_free(record: PlanRecord) -> str:
 
 
 def _more_memory(record: PlanRecord) -> Iterable[tuple[str, str]]:
-    """What one more unit buys: one that is small beside the budget, as prices are."""
-    budget = record.budget_bytes
+    """What one more unit buys: one that is small beside the budget, as prices are.
+
+    Nothing is said where it is more than a policy without any limit saves: then the
+    price is that of less than a unit.
+    """
+    budget, search = record.budget_bytes, record.search
     unit = next((u for u in _UNITS if budget >= 4 * _UNITS[u]), "64 KiB")
-    saved = record.search.seconds_per_gib * _UNITS[unit] / 2**30
-    if saved > 0 and saved >= _WORTH_SAYING * record.search.model_seconds:
+    saved = search.seconds_per_gib * _UNITS[unit] / 2**30
+    fastest = min((b.seconds for b in search.baselines), default=0.0)
+    most = search.model_seconds - fastest
+    if 0 < saved <= most and saved >= _WORTH_SAYING * search.model_seconds:
         yield f"{unit} more", f"would save about {format_seconds(saved)} of each step"
 
 

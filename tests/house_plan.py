@@ -71,6 +71,7 @@ WITHOUT_JAX = {
     "_inspect._memory_curve",
     "_inspect._memory_roles",
     "_jaxprs._periods",
+    "_survey._near_names",
     "_survey._pin_starts",
     "_survey._preferences",
     "_survey._travel",

@@ -136,6 +136,17 @@ def test_nothing_is_said_twice():
     assert "pallas_call model.py:14 in layer at /home/me/model.py:14, keep (3" in code
 
 
+def test_a_name_that_is_kept_and_offloaded_is_offloaded_and_the_code_runs():
+    """JAX refuses a policy that has a name in both lists."""
+    kept = decision("gate", "/home/me/model.py:13", "keep")
+    moved = decision("gate", "/home/me/model.py:14", "offload")
+    code = plan_as_code(plan(kept, moved))
+    assert code.count("'gate',") == 1
+    assert "this policy offloads both: name one anew" in code
+    assert callable(run(code)["checkpointed_model_30"])
+    assert "offloads both" not in plan_as_code(plan(kept, *FULL))
+
+
 def test_what_a_policy_cannot_say_is_said():
     code = plan_as_code(
         plan(

@@ -6,7 +6,7 @@ import pytest
 
 from planner_problems import EVERY, chain, operation
 from stowax._errors import ArgumentError
-from stowax._records._stages import Value
+from stowax._records._stages import GROUPED, Value
 from stowax._survey._preferences import Preferences
 
 INSTEAD = (
@@ -42,6 +42,21 @@ def test_a_pin_matches_name_role_and_source_in_any_case(pattern):
     assert preferences.matched(value()) == pattern
     assert preferences.count(pattern, "offload") == 1
     preferences.check_matched()
+
+
+def test_groups_are_not_why_something_stays_that_was_not_to_leave():
+    body = chain()
+    stays = [
+        dataclasses.replace(v, allowed=frozenset({"keep"}), stays=why)
+        for v, why in zip(
+            body.values, (GROUPED, GROUPED, "it is small", ""), strict=True
+        )
+    ]
+    body = dataclasses.replace(body, values=tuple(stays))
+    forbids = Preferences(pin={}, forbid=("offload:v0", "offload:v2"))
+    (narrowed,) = forbids.narrow([body])
+    why = ("forbid has 'offload:v0'", GROUPED, "it is small", "")
+    assert tuple(v.stays for v in narrowed.values) == why
 
 
 def test_a_folder_is_no_part_of_a_plain_file_name():

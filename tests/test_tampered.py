@@ -54,6 +54,10 @@ def load(moved, tmp_path):
         (lambda d: d["proof"].update(step_seconds=float("nan")), "step_seconds is nan"),
         (lambda d: d["program"].update(donate_argnums=[2**63]), "donate_argnums.0 is"),
         (lambda d: d["search"].update(binding=[1.5]), "search.binding.0 is 1.5"),
+        (lambda d: d["program"]["options"].update(group=-1), "options.group is -1"),
+        (lambda d: d["program"]["options"].update(tiles=-1), "options.tiles is -1"),
+        (lambda d: d["program"]["stacks"][0].update(group=-1), "stacks.0.group is -1"),
+        (lambda d: d["program"]["stacks"][0].update(count=0), "stacks.0.count is 0"),
     ],
 )
 def test_what_no_plan_says_is_refused_where_it_stands(load, change, said):

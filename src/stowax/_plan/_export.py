@@ -132,8 +132,11 @@ def _stack_code(
 
 
 def _policy(place: str, stack: StackRecord, named: Sequence[_Named]) -> str:
-    saved = [n.name for n in named if n.record.decision == "keep"]
     offloaded = [n.name for n in named if n.record.decision == "offload"]
+    # JAX refuses a name that is in both lists.
+    saved = [
+        n.name for n in named if n.record.decision == "keep" and n.name not in offloaded
+    ]
     if not saved and not offloaded:
         made = "jax.checkpoint_policies.nothing_saveable"
     elif not offloaded:
@@ -203,6 +206,7 @@ def _annotations(named: Sequence[_Named]) -> list[str]:
     lines = ["Names to add (`x` stands for the value):"] if named else []
     sources = [n.record.source for n in named if not n.given]
     told: set[str] = set()
+    ways = {(n.name, n.record.decision) for n in named}
     for one in named:
         shape = ",".join(str(n) for n in one.record.shape)
         dtype = _one_line(one.record.dtype)
@@ -212,6 +216,11 @@ def _annotations(named: Sequence[_Named]) -> list[str]:
                 told.add(one.name)
                 name = _one_line(one.name)
                 lines.append(f"  {name!r} ({what}) is in the model already")
+                if {(one.name, "keep"), (one.name, "offload")} <= ways:
+                    lines += [
+                        "      (the plan keeps one value of this name and offloads",
+                        "      another; this policy offloads both: name one anew)",
+                    ]
             continue
         if _LAYER_INPUT.match(one.record.name):
             where = "first line of the layer, on what it gets from the one before"

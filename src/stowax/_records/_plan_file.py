@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from .._errors import ArgumentError, PlanMismatchError
 from .._record_json import NotSuchARecord, json_of, record_of
-from ._plan import FORMAT_VERSION, PlanRecord
+from ._plan import FORMAT_VERSION, PlanRecord, ProgramRecord
 from ._stages import STATE
 
 Record = TypeVar("Record", bound=PlanRecord)
@@ -52,6 +52,7 @@ def plan_from(kind: type[Record], data: Any, path: str) -> Record:
         _check_lines(plan.program, "program")
         for number, decision in enumerate(plan.decisions):
             _check_lines(decision, f"decisions.{number}")
+        _check_counts(plan.program)
         _check_arguments(plan)
         _check_decisions(plan)
     except NotSuchARecord as error:
@@ -90,6 +91,20 @@ def _check_lines(part: Any, at: str) -> None:
         for key, item in part.items():
             _check_lines(key, at)
             _check_lines(item, f"{at}.{key}")
+
+
+def _check_counts(program: ProgramRecord) -> None:
+    """**Raises:** `NotSuchARecord` for numbers of layers or blocks that are none."""
+    numbers = {
+        "options.group": (program.options.group, 0),
+        "options.tiles": (program.options.tiles, 0),
+    }
+    for number, stack in enumerate(program.stacks):
+        numbers[f"stacks.{number}.group"] = (stack.group, 0)
+        numbers[f"stacks.{number}.count"] = (stack.count, 1)
+    for name, (count, least) in numbers.items():
+        if count < least:
+            raise NotSuchARecord(f"program.{name} is {count}")
 
 
 def _check_arguments(plan: PlanRecord) -> None:

@@ -256,6 +256,9 @@ class Options:
     row_major: bool = False
 
 
+GROUPED = "layers run in groups, which read their parameters more often"
+"""Why a value stays on the device where they do."""
+
 Decisions = tuple[tuple[Decision | None, ...], ...]
 """One entry per body, in it one per value; `None` is nothing decided (not stored)."""
 

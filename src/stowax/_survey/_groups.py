@@ -7,8 +7,8 @@ group runs again and keeps follows from what is known of its layers.
 import dataclasses
 
 from .._planner import MISTAKEN, base_seconds, solve, turnover
-from .._records._stages import Body, Problem, Solution, Value
-from ._held import GROUPED, holding
+from .._records._stages import GROUPED, Body, Problem, Solution, Value
+from ._held import holding
 from ._survey import Survey
 
 _CLEARLY = 0.02

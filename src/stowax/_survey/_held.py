@@ -12,8 +12,6 @@ _ORDERED = (
     "ordered=True), beside which JAX cannot lower arrays in host memory"
 )
 
-GROUPED = "layers run in groups, which read their parameters more often"
-
 
 def holding(
     bodies: Sequence[Body], held: Callable[[Body, Value], bool], why: str

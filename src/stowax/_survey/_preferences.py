@@ -23,7 +23,6 @@ for. If it is possible for none, that is an error that says why (`check_matched`
 """
 
 import dataclasses
-import difflib
 import fnmatch
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
@@ -32,6 +31,7 @@ from typing import cast
 from .._errors import ArgumentError
 from .._records._stages import (
     DECISIONS,
+    GROUPED,
     OFFLOAD_LEAST_BYTES,
     TILE,
     Body,
@@ -39,9 +39,8 @@ from .._records._stages import (
     Value,
 )
 from .._units import format_bytes
+from ._near_names import near_names
 from ._pin_starts import start_from
-
-_MOST_NEAR_NAMES = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +136,16 @@ class Preferences:
             return dataclasses.replace(
                 value, allowed=allowed, virtual=False, needed=True
             )
-        return dataclasses.replace(value, allowed=allowed)
+        return dataclasses.replace(value, allowed=allowed, stays=self._why(value))
+
+    def _why(self, value: Value) -> str:
+        """Why it stays. Groups do not keep there what was not to leave anyway."""
+        if value.stays != GROUPED:
+            return value.stays
+        forbids = (r for r in self._rules if not (r.pinned or r.on_host))
+        own = (r for r in forbids if r.decision == "offload" and r.matches(value))
+        rule = next(own, None)
+        return value.stays if rule is None else f"forbid has {rule.text!r}"
 
     def _started_from(self, body: Body) -> Body:
         unread = {rule for rule in self._rules if self._is_unread(rule)}
@@ -356,7 +364,7 @@ def _not_offloaded(value: Value, least_bytes: int) -> str:
 
 
 def _unmatched(rule: _Rule, seen: Sequence[str]) -> ArgumentError:
-    near, others = _near(rule.pattern, seen)
+    near, others = near_names(rule.pattern, seen)
     if near:
         known = f"Nearest: {', '.join(near)}."
     elif others:
@@ -368,24 +376,3 @@ def _unmatched(rule: _Rule, seen: Sequence[str]) -> ArgumentError:
         "a pattern that matches no value's name, role or source line",
         f"{known} Patterns may hold * and ?, such as '*attention*' or 'model.py:4?'.",
     )
-
-
-def _near(pattern: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Words that share most of the pattern's letters in a row, and the next best.
-
-    Letters outside of wildcards count alone. A path says no more than its file's name.
-    """
-    plain = pattern.translate(str.maketrans("", "", "*?[]")).lower()
-    names = {word: pathlib.PurePath(word).name for word in words}
-    short = [w for w, name in names.items() if name == w or name not in names]
-    like = {word: _likeness(plain, word.lower()) for word in short}
-    found = sorted(like, key=lambda word: -like[word])[:_MOST_NEAR_NAMES]
-    near = [word for word in found if 2 * int(like[word]) > len(plain)]
-    return [repr(word) for word in near], [repr(word) for word in found]
-
-
-def _likeness(plain: str, word: str) -> float:
-    matcher = difflib.SequenceMatcher(None, plain, word, autojunk=False)
-    shared = sum(block.size for block in matcher.get_matching_blocks())
-    longest = matcher.find_longest_match().size
-    return longest + shared / (len(plain) + len(word) + 1)

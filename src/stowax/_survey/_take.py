@@ -19,7 +19,7 @@ from .._cost._cost import cost_of_jaxpr, operation_seconds, program_seconds
 from .._planner import baselines, evaluate, recomputed_values
 from .._predict._virtual import virtual_scopes
 from .._records._lowered import shards_by_scope
-from .._records._stages import OFFLOAD_LEAST_BYTES, Body, Decisions, Options
+from .._records._stages import GROUPED, OFFLOAD_LEAST_BYTES, Body, Decisions, Options
 from .._state._state import find_state, search_state
 from .._state._stays import find_staying
 from .._step._trace import Step, TracedStack, store_all
@@ -33,7 +33,7 @@ from ._candidates import (
     placed_values,
     virtual_values,
 )
-from ._held import GROUPED, holding, holding_if_ordered
+from ._held import holding, holding_if_ordered
 from ._storing import with_storing
 from ._survey import Survey, predict, read_in_backward, stored_bytes
 

@@ -129,7 +129,7 @@ FITS = """
 
     def make_of_batch(batch):
         if batch > 8:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIG)
         def step(w, x):
             return w - jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
         shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, "float32")
@@ -137,20 +137,29 @@ FITS = """
 """
 
 
-def test_an_interrupt_of_fit_shows_what_is_known_by_then(write):  # noqa: F811
-    folder = write(FITS).parent
+@pytest.mark.parametrize(
+    ("name", "code", "word"),
+    [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")],
+)
+def test_an_interrupt_of_fit_shows_what_is_known_by_then(
+    write,  # noqa: F811
+    name,
+    code,
+    word,
+):
+    folder = write(FITS.replace("signal.SIG)", f"signal.{name})")).parent
     words = [sys.executable, "-m", "stowax", "fit", "train.py:make_of_batch"]
     done = subprocess.run(
         words, cwd=folder, env=USUAL, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (130, "")
+    assert (done.returncode, done.stdout) == (code, "")
     said = done.stderr.splitlines()
     assert "batch 8: tracing and predicting" in said
     assert "So far nothing was compiled that fits." in said
     rows = [line.split()[:3] for line in said]
     assert ["8", "as", "written"] in rows
     assert "Interrupted after" in done.stderr
-    assert said[-1] == "interrupted"
+    assert said[-1] == word
 
 
 @pytest.mark.parametrize("command", ["run", "audit"])

@@ -19,29 +19,37 @@ from typing import Any, NoReturn
 from .._files import remove_unfinished
 
 INTERRUPTED = 130
+_LEFT_BY = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 _ends = threading.Lock()  # for good, by the first who leaves
 _known: list[Callable[[], str]] = []
 
 
-def _leave(*_: Any) -> None:
-    """Ends the process, unless another thread does already."""
+def _leave(number: int = signal.SIGINT, *_: Any) -> None:
+    """Ends the process for a signal, unless another thread does already."""
     if not _ends.acquire(blocking=False):
         return
     remove_unfinished()
     with contextlib.suppress(Exception):
         os.write(2, b"".join(f"{known()}\n".encode() for known in _known))
     with contextlib.suppress(OSError):
-        os.write(2, b"interrupted\n")
-    os._exit(INTERRUPTED)
+        os.write(2, f"{_LEFT_BY[signal.Signals(number)]}\n".encode())
+    os._exit(128 + number)
 
 
 @contextlib.contextmanager
 def told_when_interrupted(known: Callable[[], str]) -> Iterator[None]:
-    """In here Ctrl-C first shows what is known, on stderr: it is not the result."""
+    """In here Ctrl-C first shows what is known, on stderr: it is not the result.
+
+    So does SIGTERM, which a scheduler sends when the time is up.
+    """
     _known.append(known)
+    ours = signal.getsignal(signal.SIGINT) is _leave
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            if ours:
+                stack.enter_context(_handled(signal.SIG_DFL, _leave, signal.SIGTERM))
+            yield
     finally:
         _known.remove(known)
 
@@ -54,8 +62,8 @@ def _heard_at_once() -> Iterator[None]:
 
     def wait() -> None:
         while signals := os.read(heard, 1):
-            if signals[0] == signal.SIGINT:
-                _leave()
+            if signals[0] in _LEFT_BY:
+                _leave(signals[0])
         os.close(heard)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -68,17 +76,19 @@ def _heard_at_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _handled(before: Any, handler: Any) -> Iterator[bool]:
+def _handled(
+    before: Any, handler: Any, number: signal.Signals = signal.SIGINT
+) -> Iterator[bool]:
     """`handler` in the place of `before`; what somebody else has set stays: `False`."""
-    if signal.getsignal(signal.SIGINT) is not before:
+    if signal.getsignal(number) is not before:
         yield False
         return
-    signal.signal(signal.SIGINT, handler)
+    signal.signal(number, handler)
     try:
         yield True
     finally:
-        if signal.getsignal(signal.SIGINT) is handler:
-            signal.signal(signal.SIGINT, before)
+        if signal.getsignal(number) is handler:
+            signal.signal(number, before)
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ SHIMS = (
 # is a module or a package directly below `src/stowax`.
 LAYERS = (
     (
-        *("_errors", "_files", "_record_json", "_scopes", "_streams", "_units"),
-        *("_watcher", "_where"),
+        *("_errors", "_files", "_misspelt", "_record_json", "_scopes", "_streams"),
+        *("_units", "_watcher", "_where"),
     ),
     ("_records",),
     # Figures with sources, and the files that touch private JAX.

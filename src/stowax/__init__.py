@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._errors import StowaxError as StowaxError
-from ._errors import naming_options as _naming_options
+from ._misspelt import naming_options as _naming_options
 
 if TYPE_CHECKING:
     from ._mark import stow as stow

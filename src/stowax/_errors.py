@@ -5,10 +5,8 @@ command line prints the message alone (exit code 2); a program sees a subclass o
 `StowaxError` that is also the built-in exception it would expect.
 """
 
+import collections.abc
 import difflib
-import functools
-from collections.abc import Callable, Iterable
-from typing import Any
 
 
 class StowaxError(Exception):
@@ -32,7 +30,7 @@ class CallError(ArgumentError, TypeError):
     """An argument that the step does not take: a `TypeError` to Python."""
 
 
-def did_you_mean(name: str, options: Iterable[str]) -> str:
+def did_you_mean(name: str, options: collections.abc.Iterable[str]) -> str:
     """A question in front of an error's last words; empty where no option is near.
 
     >>> did_you_mean("budgt", ["budget", "target"])
@@ -40,39 +38,6 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(name, options, n=1)
     return f"Did you mean {near[0]}=? " if near else ""
-
-
-def naming_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, naming the nearest option where it is called with one it has not.
-
-    **Returns:** it itself where it is no function, or takes any name.
-
-    **Raises:** `CallError`, when it is called so.
-
-    >>> naming_options(lambda budget=None: budget)(budgt=1)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    stowax._errors.CallError: budgt: got 1. Did you mean budget=? ...
-    """
-    import inspect
-
-    if not inspect.isfunction(function):
-        return function
-    options = inspect.signature(function).parameters.values()
-    names = [
-        o.name for o in options if o.kind in (o.POSITIONAL_OR_KEYWORD, o.KEYWORD_ONLY)
-    ]
-    if not names or any(o.kind == o.VAR_KEYWORD for o in options):
-        return function
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for name, value in kwargs.items():
-            if name not in names:
-                near = did_you_mean(name, names)
-                raise CallError(name, f"{value!r:.60}", f"{near}Write one of {names}.")
-        return function(*args, **kwargs)
-
-    return call
 
 
 class StepError(StowaxError, ValueError):

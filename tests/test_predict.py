@@ -1,6 +1,7 @@
 """Predicted memory: rules in symbols, and whole steps against the compilers."""
 
 import dataclasses
+import gc
 import importlib.util
 
 import jax
@@ -13,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from stowax import _mlir
 from stowax._hlo._program import read_program
 from stowax._predict import _predict
+from stowax._survey import _survey
 from stowax._target import _target
 
 F32 = 4
@@ -359,3 +361,23 @@ def test_what_libtpu_counts_twice(donate, update, kept, usual_promotion):
     figures = lowered.compile().memory_analysis()
     compiled = total(figures)
     assert predicted.device_total == pytest.approx(compiled, rel=0.06)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_as_before_once_something_is_predicted(enabled):
+    """It waits while a program is traced and read, also where that fails."""
+    before = gc.isenabled()
+    seen = []
+
+    class Failing:
+        def lower(self, plan, *, donate):
+            seen.append(gc.isenabled())
+            raise ValueError
+
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ValueError):
+            _survey.predict(Failing(), None)
+        assert (seen, gc.isenabled()) == ([False], enabled)
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -212,14 +212,15 @@ class _Flattener:
             seen=tuple(self.records[n] for n in operation.operands),
             results=results,
             blocks=blocks,
-            source=next((one.source for one in self.around(operation)), ""),
+            source=self.line_of(operation),
             reducer=_reducer(operation),
             within=self.within,
         )
 
-    def around(self, operation: TensorOperation) -> Iterator[TensorOperation]:
-        """The operation and the calls that it stands in, where a line is known."""
-        yield from (one for one in (operation, *self.calls[::-1]) if one.source)
+    def line_of(self, operation: TensorOperation) -> str:
+        """The line of the operation, or of the innermost call with one around it."""
+        around = (one.source for one in reversed(self.calls) if one.source)
+        return operation.source or next(around, "")
 
     def inlined(self, operation: TensorOperation) -> Region | None:
         if operation.name in _CALLS and operation.target in self.graph.functions:

@@ -9,6 +9,7 @@ array is one.
 """
 
 import dataclasses
+import functools
 
 from ._flatten import Block, Flat, Node, reads
 
@@ -100,9 +101,12 @@ MOVING = frozenset(
         "transpose",
     )
 )
+FUSED = ELEMENTWISE | MOVING
 SLICES = frozenset(("dynamic_slice", "slice"))
 PLACEMENT = "annotate_device_placement"
 ALLOCATION = "AllocateBuffer"
+_ABSORBING = FUSED | {"reduce"}
+_TAKING_PRODUCTS = ELEMENTWISE | {"dynamic_update_slice"}
 EXPENSIVE = frozenset(("tanh", "exponential", "erf", "power", "logistic", "log"))
 
 _MUCH_LIGHTER = 0.6
@@ -165,6 +169,7 @@ GPU_RULES = Rules(
 )
 
 
+@functools.lru_cache(maxsize=1024)
 def short_name(name: str) -> str:
     """An operation's name without its dialect."""
     return name.rpartition(".")[2]
@@ -213,8 +218,7 @@ class Fusion:
         free: set[int] = set()
         for node in self.nodes:
             if node.name in CONSTANTS or (
-                short_name(node.name) in ELEMENTWISE | MOVING
-                and free.issuperset(node.operands)
+                short_name(node.name) in FUSED and free.issuperset(node.operands)
             ):
                 free.update(node.results)
         for node in self.nodes:
@@ -252,7 +256,7 @@ class Fusion:
         if self.end in users or result in self.flat.barred:
             return False
         readers = [self.nodes[t] for t in users]
-        if short in ELEMENTWISE | MOVING:
+        if short in FUSED:
             several = len(users) > 1 and len(self.read_by(result)) > 1
             dear = short in EXPENSIVE and several and self.rules.computes_once
             if dear and not self.is_light(result, _MUCH_LIGHTER):
@@ -264,8 +268,7 @@ class Fusion:
         if short in ("dot_general", "convolution") and self.rules.fuses_products:
             return (
                 len(readers) == 1
-                and short_name(readers[0].name)
-                in ELEMENTWISE | {"dynamic_update_slice"}
+                and short_name(readers[0].name) in _TAKING_PRODUCTS
                 and self.absorbs(readers[0], result)
                 and not self.widens(readers[0], result)
                 and not self.loops_between(self.maker[result], users[0])
@@ -299,7 +302,7 @@ class Fusion:
     def absorbs(self, reader: Node, value: int) -> bool:
         """Whether `reader` computes `value` for itself instead of reading it."""
         short = short_name(reader.name)
-        if short in ELEMENTWISE | MOVING | {"reduce"}:
+        if short in _ABSORBING:
             return True
         if short == "dynamic_update_slice":
             return value != reader.operands[0]
@@ -324,7 +327,7 @@ class Fusion:
         """What each value is computed from if every elementwise chain is fused."""
         origins = {n: frozenset((n,)) for n in self.users}
         for node in self.nodes:
-            fused = short_name(node.name) in ELEMENTWISE | MOVING
+            fused = short_name(node.name) in FUSED
             for r in node.results:
                 if r in self.free:
                     origins[r] = frozenset()

@@ -274,6 +274,8 @@ class BlockWalk:
 
     def inner(self, node: Node) -> tuple[int, int]:
         """What an operation needs while it runs, beyond operands and results."""
+        if not node.blocks:
+            return communicated(node, self.flat), 0
         peaks = [walk.peak() for walk in self.inner_walks(node)]
         device = max((peak for peak, _ in peaks), default=0)
         host = max((peak for _, peak in peaks), default=0)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from .._records._peak import PEAK_ROLES, PeakRole
 from .._records._scopes import Phase, phase_of
 from ._flatten import Block, Flat, Node
-from ._fusion import ELEMENTWISE, MOVING, SLICES, short_name
+from ._fusion import FUSED, SLICES, short_name
 
 _HANDED_ON = frozenset(
     ("broadcast_in_dim", "reshape", "transpose", "reverse", "custom_call", "copy")
@@ -151,7 +151,7 @@ class Roles:
             if short in _PRODUCTS:
                 if any(map(self._is_parameter, node.operands)):
                     product_of[node.results[0]] = node.results[0]
-            elif short in ELEMENTWISE | MOVING:
+            elif short in FUSED:
                 for number in node.operands:
                     alike = number in product_of and self._same_items(number, node)
                     if alike:

@@ -10,7 +10,7 @@ import re
 
 from .._records._lowered import Graph
 from ._flatten import Block, Node, flatten
-from ._fusion import ELEMENTWISE, GPU_RULES, MOVING, TPU_RULES, Fusion, short_name
+from ._fusion import FUSED, GPU_RULES, TPU_RULES, Fusion, short_name
 
 
 def virtual_scopes(
@@ -31,7 +31,7 @@ def virtual_scopes(
     for node, scope in _scoped(flat.entry, scopes):
         last.setdefault(scope, []).append(node)
     return {
-        scope: short_name(nodes[-1].name) in ELEMENTWISE | MOVING
+        scope: short_name(nodes[-1].name) in FUSED
         and not any(fusion.has_buffer(r) for r in nodes[-1].results)
         for scope, nodes in last.items()
     }

@@ -15,6 +15,8 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
     flags = (
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
+        # Without a GPU nothing can be timed: jaxlib 0.12 tries, and takes the same.
+        "--xla_gpu_autotune_level=0",
     )
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # 0.11 has no others
         flags += (

@@ -172,7 +172,8 @@ def test_a_model_without_layers_fits_in_part_of_its_memory(target, percent):
 
 
 def test_the_plan_says_what_it_did():
-    found = planned(target="h200", budget=planned(target="h200").device_bytes * 6 // 10)
+    # The plan of the test above, which is made once.
+    found = planned(target="h200", budget=planned(target="h200").device_bytes // 2)
     assert all(stack.segment and stack.count == 1 for stack in found.program.stacks)
     assert "straight-line code, " in str(found)
     assert any("outside of layers is planned in" in n for n in found.proof.notes)
@@ -204,7 +205,8 @@ def test_pins_meet_values_of_segments():
 
 
 def test_nothing_of_a_segment_is_offloaded_by_hand():
-    found = planned(target="h200", budget=planned(target="h200").device_bytes * 6 // 10)
+    # The plan of the test above, which is made once.
+    found = planned(target="h200", budget=planned(target="h200").device_bytes // 2)
     moved = tuple(
         dataclasses.replace(d, decision="offload") if d.decision == "keep" else d
         for d in found.decisions

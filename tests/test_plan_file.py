@@ -57,6 +57,7 @@ def test_the_schema_is_stable(moved):
             "tiles",
             "group",
             "row_major",
+            "early_gradients",
         ),
     }
     assert set(data["program"]["streaming"]) == {

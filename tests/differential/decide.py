@@ -65,6 +65,7 @@ def surveyed(step, args, keywords, wishes, budget, *, way="rolled"):
         as_written=way == "straight",
         segments=way == "straight",
         group=2 if way == "in groups" else 0,
+        early_gradients=True,
     )
     traced = trace_step(record_for(step, specs), specs, options)
     whole = sum(device_bytes(spec) for spec in jax.tree.leaves(specs))

@@ -8,6 +8,7 @@ any other: they can be kept, offloaded or computed again.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -24,13 +25,15 @@ from .._jaxprs._jaxpr import (
     spec_of,
     trace,
 )
+from ._early_gradients import with_early_gradients
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearizedBody:
     """The two programs of one body, for one choice of differentiated inputs.
 
     `forward` maps the body's inputs to its outputs followed by the residuals;
+    `carry` are the numbers of the inputs that are carried;
     `residuals` are the distinct value numbers that the backward program reads;
     `backward` takes residual leaves, the cotangents of `active_outputs`, and what the
     constants among the differentiated inputs have got so far, and gives the cotangents
@@ -47,6 +50,7 @@ class LinearizedBody:
     backward: Any
     active_inputs: tuple[int, ...]
     active_outputs: tuple[int, ...]
+    carry: range
 
     @property
     def residuals(self) -> tuple[int, ...]:
@@ -63,6 +67,14 @@ class LinearizedBody:
     def outputs(self, values: dict[int, Any]) -> list[Any]:
         """The body's outputs, given their values by number."""
         return self.forward.read_outputs(values, self.output_count)
+
+    @functools.cached_property
+    def early(self) -> "LinearizedBody":
+        """The body whose backward pass computes weights' gradients where they arise."""
+        inputs = enumerate(self.active_inputs)
+        weights = [k for k, i in inputs if i not in self.carry]
+        backward = with_early_gradients(self.backward, weights)
+        return dataclasses.replace(self, backward=backward)
 
     def pull_back(
         self,
@@ -148,7 +160,8 @@ def linearize_body(
         if (k < length and start + k in active) or (k >= length and k in made)
     )
     constants = sum(i < start for i in inputs)
-    return _split(flat.jaxpr, inputs, outputs, constants)
+    carried = range(start, start + length)
+    return _split(flat.jaxpr, inputs, outputs, constants, carried)
 
 
 def _split(
@@ -156,6 +169,7 @@ def _split(
     active_inputs: tuple[int, ...],
     active_outputs: tuple[int, ...],
     constants: int,
+    carry: range,
 ) -> LinearizedBody:
     """The two programs; the first `constants` of the active inputs are constants.
 
@@ -198,6 +212,7 @@ def _split(
         backward=trace(backward, seen["residuals"], cotangents),
         active_inputs=active_inputs,
         active_outputs=active_outputs,
+        carry=carry,
     )
 
 

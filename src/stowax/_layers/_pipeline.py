@@ -48,7 +48,7 @@ from ._boundary import (
 from ._groups import runs_again
 from ._linearize import Linearize, LinearizedBody
 from ._passes import Activity, zeros
-from ._stack import Choose, Stack, Stored, scope_name
+from ._stack import Choose, Stack, Stored, moves, scope_name
 
 __all__ = ["Choose", "Stack", "Stored", "run_stack", "scope_name"]
 
@@ -73,6 +73,7 @@ def run_stack(
     as_written: bool = False,
     segments: bool = False,
     group: int = 0,
+    early_gradients: bool = False,
     label: bool = False,
     boundary: MutableMapping[str, Emission] | None = None,
 ) -> tuple[list[Any], list[Any], list[Any]]:
@@ -103,8 +104,8 @@ def run_stack(
         carry, ys = emit_plain(stack, consts, carry, per_layer, boundary)
         return carry, ys, consts
 
-    def forward(consts: Any, carry: Any, per_layer: Any) -> tuple[Any, Any]:
-        inputs = (consts, carry, per_layer)
+    def forward(*inputs: Any) -> tuple[Any, Any]:
+        consts, carry, per_layer = inputs
         values = jax.tree.map(lambda p: p.value, inputs, is_leaf=_is_primal)
         leaves = [*consts, *carry, *per_layer]
         active = [i for i, leaf in enumerate(leaves) if _is_perturbed(leaf)]
@@ -112,10 +113,10 @@ def run_stack(
         mine = _for_inputs(stack, body)
         consts, carry, per_layer = values
         stored = dict(choose(mine, body))
+        if early_gradients and (boundary is not None or moves(stored)):
+            body = body.early
         carry, ys, kept = emit_forward(
-            *(mine, body, stored, consts, carry, per_layer),
-            label=label,
-            boundary=boundary,
+            mine, body, stored, *values, label=label, boundary=boundary
         )
         static = _Static((mine, body, stored))
         return (carry, ys, list(consts)), [static, consts, per_layer, kept]

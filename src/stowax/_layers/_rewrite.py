@@ -108,6 +108,7 @@ def run_call(
         as_written=options.as_written,
         segments=options.segments,
         group=options.group,
+        early_gradients=options.early_gradients,
         label=label,
         boundary=boundary,
     )

@@ -86,6 +86,11 @@ def scope_name(stack: str, position: int) -> str:
     return f"stowax.value.{stack}.{position}"
 
 
+def moves(stored: Stored) -> bool:
+    """Whether something goes to host memory."""
+    return any(how != "keep" for how in stored.values())
+
+
 def ways(stored: Stored) -> tuple[list[int], ...]:
     """The numbers of the values that are stored in each of the ways in `STORED`."""
     return tuple(sorted(n for n, how in stored.items() if how == way) for way in STORED)

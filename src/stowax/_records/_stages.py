@@ -244,7 +244,9 @@ class Options:
     planned in `segments` (see `_layers._segment`); a loss over a large vocabulary runs
     in at most so many `tiles`, if there are any (see `_jaxprs._tiles`); loops store
     the input of every `group`-th layer only, if that is not 0 (see `_layers._groups`);
-    `row_major` fixes how stored values lie in memory (see `_stack.Stack.lay_out`).
+    `row_major` fixes how stored values lie in memory (see `_stack.Stack.lay_out`);
+    with `early_gradients` layers of which something moves compute those of weights
+    where they arise (see `_layers._early_gradients`).
     """
 
     keep_checkpoint: bool = False
@@ -254,6 +256,7 @@ class Options:
     tiles: int = 0
     group: int = 0
     row_major: bool = False
+    early_gradients: bool = False
 
 
 GROUPED = "layers run in groups, which read their parameters more often"

@@ -201,3 +201,13 @@ def wants_row_major(target: Target, specs: Any = ()) -> bool:
     eight GPUs: 18.5 ms instead of 9.5, by its compiled schedule).
     """
     return target.platform == "gpu" and not any_sharded(specs)
+
+
+def wants_early_gradients(target: Target, specs: Any = ()) -> bool:
+    """Whether layers compute their weights' gradients where these arise.
+
+    A TPU's compiler minds memory itself, and fuses what reads a product into it. Where
+    `specs` are spread over several devices, such a gradient is a sum over devices, and
+    the backward pass would wait for it.
+    """
+    return target.platform == "gpu" and not any_sharded(specs)

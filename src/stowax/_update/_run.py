@@ -28,6 +28,7 @@ from .._layers._boundary import Emission
 from .._layers._host_layers import sharding_over
 from ._awaited import after_all, can_wait_for
 from ._fed import run_fed
+from ._finished import finished_before
 from ._host import run_on_host, runs_on_host
 from ._loop import Loop
 from ._order import unawaited_readers
@@ -71,6 +72,7 @@ def run_streamed(
     signs: list[Any] = []  # when these are there, the loops before are done
     latest: list[Any] = []  # a number that no compiler knows, for the first loop
     passed: dict[int, Any] = {}  # a number that layers' loops make, by their position
+    before = finished_before(streamed, boundary or {}) if in_turn else {}
     for item in streamed.schedule:
         if isinstance(item, Group) and runs_on_host(item, on_host):
             signs = run_on_host(program, item, env, host, signs or latest)
@@ -86,6 +88,9 @@ def run_streamed(
             env.update(results)
             continue
         node = program.nodes[item]
+        if item in before:
+            held = jax.lax.optimization_barrier([env[n] for n in before[item]])
+            env.update(zip(before[item], held, strict=True))
         if item in streamed.feeds.served:
             how = in_turn, lean, late
             out = run_fed(streamed, item, args, env, boundary or {}, how)

@@ -34,12 +34,13 @@ def barriers(jaxpr):
     return [n for n in nodes if n.equation.primitive.name == "optimization_barrier"]
 
 
-def test_each_weight_s_gradient_stands_behind_a_barrier_with_its_input_s():
+def test_a_weight_s_gradient_comes_before_what_goes_on():
+    """With the cotangent that both are made of; those of the first product may wait."""
     backward = linearized().backward
     early = with_early_gradients(backward, [0, 1, 2])
     assert not barriers(backward)
     shapes = [sorted(v.aval.shape for v in n.equation.outvars) for n in barriers(early)]
-    assert shapes == [[(WIDTH, WIDTH), (ROWS, WIDTH)]] * 2
+    assert shapes == [[(WIDTH, WIDTH), (ROWS, WIDTH)]]
 
 
 def test_it_computes_the_same_numbers():
@@ -115,8 +116,8 @@ def arguments():
 def test_nothing_is_held_for_gradients_that_could_be_there():
     """The head's, which waits for its update, and those of each layer's weights.
 
-    Computed as late as XLA would, the former holds the logits' gradient while layers
-    run backward, 749 MiB, and the latter their values, 1141 MiB.
+    Computed as late as XLA would, the latter hold values of their layers, 1141 MiB in
+    the first program, and the former the logits' gradient, 941 in the second.
     """
     pytest.importorskip("jax_plugins")
     plan = stowax.plan(
@@ -127,5 +128,6 @@ def test_nothing_is_held_for_gradients_that_could_be_there():
         pin={"args[1]*": "offload"},
         forbid="tile",
     )
-    assert plan.fits
-    assert plan.search.trials[0].compiled_bytes < 700 * 2**20
+    first, second = (trial.compiled_bytes for trial in plan.search.trials)
+    assert first < 800 * 2**20
+    assert second < 850 * 2**20

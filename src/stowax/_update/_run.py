@@ -72,6 +72,7 @@ def run_streamed(
     signs: list[Any] = []  # when these are there, the loops before are done
     latest: list[Any] = []  # a number that no compiler knows, for the first loop
     passed: dict[int, Any] = {}  # a number that layers' loops make, by their position
+    # A TPU's compiler minds memory itself.
     before = finished_before(streamed, boundary or {}) if in_turn else {}
     for item in streamed.schedule:
         if isinstance(item, Group) and runs_on_host(item, on_host):

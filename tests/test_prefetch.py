@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +110,28 @@ def test_threads_that_share_batches_all_end():
         taker.join(20)
     assert not any(taker.is_alive() for taker in takers)
     assert sorted(got) == [*range(30)]
+
+
+def test_a_thread_that_is_slow_to_take_the_last_batch_keeps_it():
+    """Another one meets the end while it is still on its way."""
+    batches, got = stowax.prefetch([np.full(2, 7)]), []
+    queue, took, over = batches._shared.ready, threading.Event(), threading.Event()
+
+    def get():
+        item = queue.get()
+        if item[0] == "batch":
+            took.set()
+            over.wait(20)
+        return item
+
+    batches._shared.ready = SimpleNamespace(get=get, put=queue.put)
+    slow = threading.Thread(target=lambda: got.extend(batches), daemon=True)
+    slow.start()
+    assert took.wait(20)
+    assert list(batches) == []
+    over.set()
+    slow.join(20)
+    assert [int(batch[0]) for batch in got] == [7]
 
 
 def test_closing_wakes_a_thread_that_waits():

@@ -150,7 +150,7 @@ class Prefetch:
         )
         # Also at the end of the process, and where the loop was left by `break`.
         self._finalizer = weakref.finalize(self, _end, self._shared, self._thread)
-        self._over = False
+        self._over = self._dropped = False
         self._thread.start()
 
     def __iter__(self) -> "Prefetch":
@@ -160,16 +160,21 @@ class Prefetch:
         if self._over:
             raise StopIteration
         kind, value = self._shared.ready.get()
-        if kind == "batch" and not self._over:
+        # A thread that took the last batch may get here after one that met the end.
+        if kind == "batch" and not self._dropped:
             self._shared.free.release()
             return value
-        self.close()
+        self._finish()
         if kind == "error":
             raise value
         raise StopIteration
 
     def close(self) -> None:
         """Stops placing batches; what lies ready is dropped."""
+        self._dropped = True
+        self._finish()
+
+    def _finish(self) -> None:
         self._over = True
         # Another thread may wait for a batch here; it wakes the next one.
         self._shared.ready.put(("end", None))

@@ -19,7 +19,7 @@ from .._records._stages import (
 from .._step._trace import trace_step
 from .._survey._asked import Asked
 from .._survey._held import holding
-from .._survey._options import wants_early_gradients, wants_row_major
+from .._survey._options import wants_row_major
 from .._survey._preferences import Preferences
 from .._survey._survey import Survey
 from .._survey._take import take_survey
@@ -160,7 +160,6 @@ def rolled_space(asked: Asked, budget: int, least: int) -> Space:
         keep_checkpoint=asked.keep_checkpoint,
         roll=asked.roll,
         row_major=wants_row_major(machine, asked.specs),
-        early_gradients=wants_early_gradients(machine, asked.specs),
     )
     step = trace_step(recording, asked.specs, options)
     count = len(step.stacks)

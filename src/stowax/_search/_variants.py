@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 import jax
 
-from .._layers._stack import Stack
+from .._layers._stack import Stack, moves
 from .._records._stages import Options, Problem
 from .._state._shards import device_bytes
 from .._state._state import search_state
 from .._step._trace import trace_step
 from .._survey._groups import best_group
+from .._survey._options import wants_early_gradients
 from .._survey._survey import Survey, predict
 from .._survey._take import take_survey
 from .._trial._compiled import compile_and_read, outcome
@@ -265,29 +266,66 @@ def _grouped(space: Space, budget: int, problem: Problem) -> Space | None:
     return new_space(name, space.asked, budget, free)
 
 
+def early(rolled: Space, budget: int) -> Space | None:
+    """On a GPU, weights' gradients computed where they arise.
+
+    They hold nothing then, but copies hid behind those that waited.
+    """
+    del budget
+    own = rolled.survey
+    if not wants_early_gradients(own.target, rolled.asked.specs):
+        return None
+    options = dataclasses.replace(own.options, early_gradients=True)
+    # What gradients that waited held is no measure where none wait.
+    return _sparing(
+        rolled,
+        "gradients early",
+        dataclasses.replace(own, options=options),
+        rolled.memory.plain,
+    )
+
+
 def tight(rolled: Space, budget: int) -> Space | None:
     """Copies are waited for that take memory ahead.
 
     Gradients are written before the next layer begins, and what is offloaded early in
     a layer is written in it, and fetched when it is read. It can be slower, and needs
-    up to two layers' gradients and one layer's values less.
+    up to two layers' gradients and one layer's values less. On a GPU gradients are
+    early, too.
     """
-    del budget
-    survey, known = dataclasses.replace(rolled.survey, tight=True), rolled.memory
-    plans = [(survey.step_plan(d), rolled.survey.step_plan(d)) for d in rolled.least]
-    alike = [not mine.hosted and mine.stacks == own.stacks for mine, own in plans]
-    if alike and all(alike):
+    base = early(rolled, budget)
+    survey = (base or rolled).survey
+    return _sparing(
+        rolled,
+        "copies waited for",
+        dataclasses.replace(survey, tight=True),
+        rolled.memory.plain if base else rolled.memory.mean_excess(),
+    )
+
+
+def _sparing(rolled: Space, how: str, survey: Survey, plain: int) -> Space | None:
+    """The variant of another survey, unless the smallest plans are the same programs.
+
+    **Arguments:** `plain` are bytes that its programs may need beyond predictions.
+    """
+    moved = survey.options.early_gradients
+    pairs = [(survey.step_plan(d), rolled.survey.step_plan(d)) for d in rolled.least]
+    if pairs and not any(
+        mine.hosted
+        or mine.stacks != other.stacks
+        or (moved and any(moves(stack.stored) for stack in mine.stacks.values()))
+        for mine, other in pairs
+    ):
         return None
     memory = dataclasses.replace(
-        known,
+        rolled.memory,
         survey=survey,
-        plain=known.mean_excess(),
+        plain=plain,
         predictions={},
         compiled={},
         proposed=set(),
     )
-    name = f"{rolled.name}, copies waited for"
-    return rolled.afresh(name=name, survey=survey, memory=memory)
+    return rolled.afresh(name=f"{rolled.name}, {how}", survey=survey, memory=memory)
 
 
 def returned(rolled: Space, budget: int) -> Space | None:
@@ -347,7 +385,7 @@ BESIDE: tuple[Variant, ...] = (as_written, in_tiles, in_groups)
 """What may be faster than layers as loops: searched with these from the start."""
 
 WHERE_NOTHING_FITS: tuple[Variant, ...] = (
-    *(tight, in_small_tiles, least),
+    *(early, tight, in_small_tiles, least),
     *(returned, returned_tight, finer),
 )
 """What needs less: opened in turn until one is expected to fit, the dearest last.

@@ -93,7 +93,7 @@ def test_what_stays_on_the_device_is_named_with_the_reason():
         "its shape (13, 256) cannot be cut into small blocks",
     )
     assert reasons[(64, 128)] == ("streamed", "")
-    assert optimized(optax.adam(1e-2)).leaves[0].reason == "it is small (4 bytes)"
+    assert optimized(optax.adam(1e-2)).leaves[0].reason == "it is small (4 B)"
 
 
 def test_empty_leaves_stay_on_the_device():

@@ -21,6 +21,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from .._layers._axis_order import Order, inverse, lying
+from .._units import format_bytes
 
 _MEBIBYTE = 2**20
 _FAR = 4
@@ -238,7 +239,7 @@ def cut_leaf(
     if current == 0:
         return "it has no elements"
     if current < size.leaf_bytes:
-        return f"it is small ({current} bytes)"
+        return f"it is small ({format_bytes(current)})"
     if len(shape) < 2:
         return "it has no rows to cut between"
     every = range(len(shape) - 1)

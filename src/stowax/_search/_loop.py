@@ -282,7 +282,7 @@ class Search:
         return min(predicted, proposal.bytes) / self.budget
 
     def _opened(self) -> list[Space]:
-        """The next variant that there is, opened."""
+        """The next variant that there is, opened; one name is one program."""
         while self.unopened and not self._stays_intact:
             space = self.unopened.pop(0)(self.rolled, self.budget)
             if space is not None and all(s.name != space.name for s in self.spaces):

@@ -8,6 +8,7 @@ tests on an attached GPU; without it they run on the CPU, whatever is attached.
 import gc
 import importlib.metadata
 import os
+import signal
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if os.environ["JAX_PLATFORMS"] == "cpu":
@@ -24,6 +25,9 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
             "--xla_cpu_parallel_codegen_split_count=1",
         )
     os.environ.setdefault("XLA_FLAGS", " ".join(flags))
+# A shell has what it runs in the background ignore interrupts, and its children, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # What somebody measured on this machine is not what tests expect.
 os.environ["STOWAX_CALIBRATION"] = os.path.join(os.devnull, "none")
 # Nor are plans that were kept there before.

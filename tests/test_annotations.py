@@ -1,4 +1,4 @@
-"""Every call in the package against its annotations, while plans are made and run."""
+"""Calls in the package against their annotations, as the tests of `FILES` make them."""
 
 import os
 import pathlib

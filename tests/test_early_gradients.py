@@ -113,6 +113,7 @@ def arguments():
     return params, params, spec(BATCH, SEQUENCE, MODEL), y
 
 
+@pytest.mark.slow
 def test_they_make_it_fit_where_nothing_else_does():
     """Computed as late as XLA would, they hold values of their layers until then."""
     pytest.importorskip("jax_plugins")

@@ -117,6 +117,7 @@ def same(expected: object, got: object) -> None:
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.slow
 @FEW
 @given(rows=ODD, recipe=recipes())
 def test_random_optimizers_give_the_same_bits(rows, recipe):

@@ -276,13 +276,8 @@ def early(rolled: Space, budget: int) -> Space | None:
     if not wants_early_gradients(own.target, rolled.asked.specs):
         return None
     options = dataclasses.replace(own.options, early_gradients=True)
-    # What gradients that waited held is no measure where none wait.
-    return _sparing(
-        rolled,
-        "gradients early",
-        dataclasses.replace(own, options=options),
-        rolled.memory.plain,
-    )
+    survey = dataclasses.replace(own, options=options)
+    return _sparing(rolled, "gradients early", survey, own)
 
 
 def tight(rolled: Space, budget: int) -> Space | None:
@@ -293,34 +288,28 @@ def tight(rolled: Space, budget: int) -> Space | None:
     up to two layers' gradients and one layer's values less. On a GPU gradients are
     early, too.
     """
-    base = early(rolled, budget)
-    survey = (base or rolled).survey
-    return _sparing(
-        rolled,
-        "copies waited for",
-        dataclasses.replace(survey, tight=True),
-        rolled.memory.plain if base else rolled.memory.mean_excess(),
-    )
+    than = (early(rolled, budget) or rolled).survey
+    survey = dataclasses.replace(than, tight=True)
+    return _sparing(rolled, "copies waited for", survey, than)
 
 
-def _sparing(rolled: Space, how: str, survey: Survey, plain: int) -> Space | None:
-    """The variant of another survey, unless the smallest plans are the same programs.
-
-    **Arguments:** `plain` are bytes that its programs may need beyond predictions.
-    """
-    moved = survey.options.early_gradients
-    pairs = [(survey.step_plan(d), rolled.survey.step_plan(d)) for d in rolled.least]
+def _sparing(rolled: Space, how: str, survey: Survey, than: Survey) -> Space | None:
+    """The variant of a survey, unless its smallest plans are programs of another's."""
+    known, is_early = rolled.memory, survey.options.early_gradients
+    new = is_early and not than.options.early_gradients
+    pairs = [(survey.step_plan(d), than.step_plan(d)) for d in rolled.least]
     if pairs and not any(
         mine.hosted
         or mine.stacks != other.stacks
-        or (moved and any(moves(stack.stored) for stack in mine.stacks.values()))
+        or (new and any(moves(stack.stored) for stack in mine.stacks.values()))
         for mine, other in pairs
     ):
         return None
     memory = dataclasses.replace(
-        rolled.memory,
+        known,
         survey=survey,
-        plain=plain,
+        # What gradients that waited held is no measure where none wait.
+        plain=known.plain if is_early else known.mean_excess(),
         predictions={},
         compiled={},
         proposed=set(),

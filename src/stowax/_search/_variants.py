@@ -20,6 +20,7 @@ from .._survey._survey import Survey, predict
 from .._survey._take import take_survey
 from .._trial._compiled import compile_and_read, outcome
 from .._update._blocks import BlockSize
+from ._correction import Memory
 from ._space import Attempt, Space, new_space, rolled_space
 
 _DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
@@ -305,15 +306,9 @@ def _sparing(rolled: Space, how: str, survey: Survey, than: Survey) -> Space | N
         for mine, other in pairs
     ):
         return None
-    memory = dataclasses.replace(
-        known,
-        survey=survey,
-        # What gradients that waited held is no measure where none wait.
-        plain=known.plain if is_early else known.mean_excess(),
-        predictions={},
-        compiled={},
-        proposed=set(),
-    )
+    # What gradients that waited held is no measure where none wait.
+    plain = known.plain if is_early else known.mean_excess()
+    memory = Memory(survey=survey, scale=known.scale, plain=plain)
     return rolled.afresh(name=f"{rolled.name}, {how}", survey=survey, memory=memory)
 
 

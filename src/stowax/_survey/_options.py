@@ -204,7 +204,7 @@ def wants_row_major(target: Target, specs: Any = ()) -> bool:
 
 
 def wants_early_gradients(target: Target, specs: Any = ()) -> bool:
-    """Whether layers compute their weights' gradients where these arise.
+    """Whether it can save memory to compute layers' gradients where they arise.
 
     A TPU's compiler minds memory itself, and fuses what reads a product into it. Where
     `specs` are spread over several devices, such a gradient is a sum over devices, and

@@ -145,7 +145,10 @@ def test_a_copy_of_the_state_is_measured():
 
 @needs_linux
 def test_orbax_saves_are_measured(tmp_path):
-    """On a CPU Orbax reads the arrays themselves: the next step makes the copy."""
+    """On a CPU Orbax reads the arrays themselves: the next step makes the copy.
+
+    What Orbax has written by then needs none, so one array's copy is all that is sure.
+    """
     checkpoint = pytest.importorskip("orbax.checkpoint")
     options = checkpoint.CheckpointManagerOptions(enable_async_checkpointing=True)
     with checkpoint.CheckpointManager(tmp_path, options=options) as manager:
@@ -154,5 +157,5 @@ def test_orbax_saves_are_measured(tmp_path):
             manager.save(number, args=checkpoint.args.StandardSave(state))
 
         record = loop(save)
-    assert LEAST <= record.staged_bytes < 3 * STATE
+    assert LEAST / 3 <= record.staged_bytes < 3 * STATE
     assert any("host_reserve" in note for note in record.notes)

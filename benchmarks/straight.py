@@ -56,7 +56,7 @@ def plan_cell(model: str, place: str, budget: int) -> Figures:
         *specs,
         budget=budget,
         target=place,
-        donate=0,
+        donate=True,
         cache=comparison_programs.FOLDER,
         progress=say,
     )

@@ -34,23 +34,19 @@ XLA folds the round trip through the host away whenever it believes that there i
 """
 
 import dataclasses
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from ._boundary import (
-    Emission,
-    emit_backward,
-    emit_forward,
-    emit_plain,
-)
+from .._records._stages import Options
+from ._boundary import Boundary, emit_backward, emit_forward, emit_plain
 from ._groups import runs_again
 from ._linearize import Linearize, LinearizedBody
 from ._passes import Activity, zeros
 from ._stack import Choose, Stack, Stored, moves, scope_name
 
-__all__ = ["Choose", "Stack", "Stored", "run_stack", "scope_name"]
+__all__ = ["Choose", "Running", "Stack", "Stored", "run_stack", "scope_name"]
 
 
 @jax.tree_util.register_static
@@ -61,39 +57,39 @@ class _Static:
         self.value = value
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """How all stacks of a program run: `choose` says what each stores.
+
+    With `label`, the operations of every body run under a named scope each (see
+    `scope_name`). With a `boundary`, each of a stack's loops is one `jit` equation of
+    the traced step, and `boundary` receives, under that equation's name, what is needed
+    to emit the loop again with weights and gradients in host memory (see `Emission`).
+    """
+
+    choose: Choose
+    options: Options
+    linearize: Linearize
+    label: bool = False
+    boundary: Boundary = None
+
+
 def run_stack(
     stack: Stack,
     consts: Sequence[Any],
     carry: Sequence[Any],
     per_layer: Sequence[Any],
-    *,
-    choose: Choose,
-    linearize: Linearize,
-    row_major: bool = False,
-    as_written: bool = False,
-    segments: bool = False,
-    group: int = 0,
-    early_gradients: bool = False,
-    label: bool = False,
-    boundary: MutableMapping[str, Emission] | None = None,
+    running: Running,
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """Runs `stack` so that its backward pass stores what `choose` says.
+    """Runs `stack` so that its backward pass stores what a choice says.
 
     **Arguments:** `per_layer` holds one stacked array per input, or, for a `separate`
     stack, one sequence of `count` arrays per input. **Returns:** final carry, stacked
     per-layer outputs (a list each where they run `as_written`), and the constants,
     handed through: what reads them later should read these (see `LinearizedBody`).
-
-    With a `boundary`, each of the stack's loops is one `jit` equation of the traced
-    step, and `boundary` receives, under that equation's name, what is needed to emit
-    the loop again with weights and gradients in host memory (see `Emission`).
     """
-    as_written = (as_written and stack.separate) or stack.segment
-    stack = dataclasses.replace(
-        stack, row_major=row_major, as_written=as_written, among_segments=segments
-    )
-    if not (as_written or stack.tiles) and stack.count > group:
-        stack = dataclasses.replace(stack, group=group)
+    stack = stack.under(running.options)
+    boundary = running.boundary
     split = stack.const_count, stack.const_count + stack.carry_count
 
     def by_kind(inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -109,14 +105,15 @@ def run_stack(
         values = jax.tree.map(lambda p: p.value, inputs, is_leaf=_is_primal)
         leaves = [*consts, *carry, *per_layer]
         active = [i for i, leaf in enumerate(leaves) if _is_perturbed(leaf)]
-        body = linearize(stack.body, active, (split[0], stack.carry_count))
+        body = running.linearize(stack.body, active, (split[0], stack.carry_count))
         mine = _for_inputs(stack, body)
         consts, carry, per_layer = values
-        stored = dict(choose(mine, body))
-        if early_gradients and (boundary is not None or moves(stored)):
+        stored = dict(running.choose(mine, body))
+        early = running.options.early_gradients
+        if early and (boundary is not None or moves(stored)):
             body = body.early
         carry, ys, kept = emit_forward(
-            mine, body, stored, *values, label=label, boundary=boundary
+            mine, body, stored, *values, label=running.label, boundary=boundary
         )
         static = _Static((mine, body, stored))
         return (carry, ys, list(consts)), [static, consts, per_layer, kept]

@@ -25,8 +25,8 @@ from .._jaxprs._tiles import all_tiled, is_tiled
 from .._records._stages import Options
 from ._boundary import Boundary
 from ._calls import Call
-from ._linearize import Linearize, Linearized, linearizer
-from ._pipeline import Choose, Stack, run_stack
+from ._linearize import Linearized, linearizer
+from ._pipeline import Choose, Running, Stack, run_stack
 from ._segment import in_segments
 
 
@@ -34,10 +34,9 @@ class Rewriter:
     """Runs marked calls: finds their stacks, and runs these as `choose` says.
 
     `prepare` sees each call's inputs before they are used and may replace them (the
-    trace of a step marks them, to see later where they came from). With `label`, the
-    operations of every body run under a named scope each (see `_pipeline.scope_name`);
-    with a `boundary`, the loops of the stacks can be found again (see `_boundary`).
-    `linearized` has the bodies of earlier traces of the same step (see `linearizer`).
+    trace of a step marks them, to see later where they came from). `label` and
+    `boundary` are `Running`'s. `linearized` has the bodies of earlier traces of the
+    same step (see `linearizer`).
     """
 
     def __init__(
@@ -50,13 +49,18 @@ class Rewriter:
         boundary: Boundary = None,
         linearized: Linearized | None = None,
     ):
-        self.choose, self.options, self.prepare = choose, options, prepare
-        self.label, self.boundary = label, boundary
-        self.linearize = linearizer(options.keep_checkpoint, linearized)
+        self.prepare = prepare
+        self.running = Running(
+            choose=choose,
+            options=options,
+            linearize=linearizer(options.keep_checkpoint, linearized),
+            label=label,
+            boundary=boundary,
+        )
 
     def run(self, call: Call) -> list[Any]:
         """The outputs of a call, its stacks run as `choose` says."""
-        options = self.options
+        options = self.running.options
         key = (
             "units",
             dataclasses.replace(options, row_major=False, as_written=False, group=0),
@@ -64,55 +68,26 @@ class Rewriter:
         if key not in call.known:
             program = call.program(options.keep_checkpoint)
             if options.tiles:
-                program = self._in_tiles(call, program)
+                program = _in_tiles(call, program, options)
             call.known[key] = program, _ordered_units(program, options)
         program, units = call.known[key]
-        return run_call(
-            program,
-            units,
-            self.prepare(call),
-            self.choose,
-            self.options,
-            self.linearize,
-            label=self.label,
-            boundary=self.boundary,
-        )
+        return run_call(program, units, self.prepare(call), self.running)
 
-    def _in_tiles(self, call: Call, program: Program) -> Program:
-        """The call with its losses in blocks; in a `jax.checkpoint`, if not outside."""
-        most, found = self.options.tiles, all_tiled(program, self.options.tiles)
-        if found is None and not self.options.keep_checkpoint:
-            found = all_tiled(Program(inline(call.jaxpr)), most)
-        return found or program
+
+def _in_tiles(call: Call, program: Program, options: Options) -> Program:
+    """The call with its losses in blocks; in a `jax.checkpoint`, if not outside."""
+    found = all_tiled(program, options.tiles)
+    if found is None and not options.keep_checkpoint:
+        found = all_tiled(Program(inline(call.jaxpr)), options.tiles)
+    return found or program
 
 
 def run_call(
-    program: Program,
-    units: Sequence[Any],
-    inputs: Sequence[Any],
-    choose: Choose,
-    options: Options,
-    linearize: Linearize,
-    *,
-    label: bool = False,
-    boundary: Boundary = None,
+    program: Program, units: Sequence[Any], inputs: Sequence[Any], running: Running
 ) -> list[Any]:
     """Evaluates a call, as `units` in their order: nodes and stacks."""
     env = {**program.constants(), **dict(enumerate(inputs))}
-
-    runner = functools.partial(
-        run_stack,
-        choose=choose,
-        linearize=linearize,
-        row_major=options.row_major,
-        as_written=options.as_written,
-        segments=options.segments,
-        group=options.group,
-        early_gradients=options.early_gradients,
-        label=label,
-        boundary=boundary,
-    )
-
+    runner = functools.partial(run_stack, running=running)
     for unit in units:
         if isinstance(unit, int):
             node = program.nodes[unit]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._jax_layouts import row_major
+from .._records._stages import Options
 from ._linearize import LinearizedBody
 
 Stored = Mapping[int, str]
@@ -58,6 +59,18 @@ class Stack:
         compiler transposes the whole stack between them: both are alive then.
         """
         return row_major(value) if self.row_major and value.ndim > 1 else value
+
+    def under(self, options: Options) -> "Stack":
+        """The stack as it runs under a program's options, of those that can be its."""
+        as_written = (options.as_written and self.separate) or self.segment
+        grouped = self.count > options.group and not (as_written or self.tiles)
+        return dataclasses.replace(
+            self,
+            row_major=options.row_major,
+            as_written=as_written,
+            among_segments=options.segments,
+            group=options.group if grouped else 0,
+        )
 
     @property
     def carry_inputs(self) -> range:

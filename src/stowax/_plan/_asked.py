@@ -39,7 +39,7 @@ def check_kinds(
             f"{forbid!r}",
             "Write decisions such as ('offload', 'recompute:*attention*').",
         )
-    if donate not in (None, True, False):
+    if donate is not None and not isinstance(donate, bool):  # 0 is a position
         raise ArgumentError(
             "donate",
             f"{donate!r}",

@@ -25,14 +25,7 @@ from .._records._plan import Source
 from .._survey._asked import Asked
 from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
-from ._propose import (
-    CLEARLY,
-    NEARLY,
-    WORTH,
-    Proposal,
-    Proposer,
-    with_fast_memory,
-)
+from ._propose import CLEARLY, NEARLY, WORTH, Proposal, Proposer, with_fast_memory
 from ._space import Attempt, Space, asks_for_more, narrower, unmet
 from ._variants import (
     BESIDE,
@@ -208,12 +201,7 @@ class Search:
             return None
         stays = [a for a in self.log if a.decisions is None and self.fits(a)]
         if stays and not goes_on:
-            space = self.spaces[0]
-            alike = space.as_written or not is_straight(self.rolled)
-            # Of a CPU's seconds the model knows too little to change a step for them.
-            alike = alike and self.asked.machine.platform != "cpu"
-            open_ = alike and space.survey.bodies and not self._planned
-            return next(self.propose.faster(space), None) if open_ else None
+            return self._faster_than_written()
         planned = self._planned
         fitting = list(filter(self.fits, planned))
         if not fitting:
@@ -229,6 +217,15 @@ class Search:
             ways.append(with_fast_memory(best))
         proposals = (p for way in ways for p in way if not self._tried(p))
         return next(proposals, None)
+
+    def _faster_than_written(self) -> Proposal | None:
+        """One plan for a step that fits as it is, of the program most like its own."""
+        space = self.spaces[0]
+        alike = space.as_written or not is_straight(self.rolled)
+        # Of a CPU's seconds the model knows too little to change a step for them.
+        alike = alike and self.asked.machine.platform != "cpu"
+        open_ = alike and space.survey.bodies and not self._planned
+        return next(self.propose.faster(space), None) if open_ else None
 
     @property
     def _planned(self) -> list[Attempt]:

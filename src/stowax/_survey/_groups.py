@@ -47,7 +47,7 @@ def best_group(survey: Survey, problem: Problem) -> int:
         return 0
     room = int(problem.device_bytes * _ROOM)
     roomy = dataclasses.replace(problem, device_bytes=room)
-    found = {k: solve(in_groups(survey, roomy, loops, k)) for k in _sizes(most)}
+    found = {k: solve(grouped(survey, roomy, loops, k)) for k in _sizes(most)}
     best = min(found, key=lambda size: _rank(found[size]))
     mine, own = found[best].evaluation, now.evaluation
     if found[best].outcome == "infeasible":
@@ -79,7 +79,7 @@ def _sizes(count: int) -> list[int]:
     return near[:_MOST]
 
 
-def in_groups(
+def grouped(
     survey: Survey, problem: Problem, loops: dict[str, Body], size: int
 ) -> Problem:
     """The question for layers in groups of `size`."""

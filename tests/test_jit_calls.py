@@ -148,16 +148,42 @@ def test_a_node_that_takes_arrays_only_runs_as_it_is_written():
     assert "Let tree_unflatten take whatever it is given" in said
 
 
+@pytest.mark.parametrize("given", ["again", "first"])
+def test_what_is_no_number_is_found_though_the_arguments_were_donated(given):
+    def wide(params, moments, x):
+        def loss(params):
+            layer = lambda x, w: (x + jnp.tanh(x @ w), None)
+            return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, grads)
+        return params - 0.1 * moments, moments, value
+
+    pin = {"optimizer state": "offload"}
+    step = jit(wide, budget="2MiB", target="h200", pin=pin)
+    params, x = jnp.full((3, 64, 64), 0.01), jnp.ones((128, 64))
+    momentum = jnp.zeros_like(params)
+    if given == "again":
+        params, momentum, _ = step(params, momentum, x)
+    x = x.at[0, 0].set(jnp.nan)
+    with (
+        jax.debug_nans(True),
+        pytest.raises(FloatingPointError, match=r"\(nan\) encountered in wide"),
+    ):
+        step(params, momentum, x)
+
+
 @pytest.mark.slow
 def test_what_is_no_number_is_found_as_without_a_plan():
     step = jit(train_step, budget="85%", target="h200")
     params, momentum, x = arguments()
     step(params, momentum, x)
+    x = x.at[0, 0].set(jnp.nan)
     with (
         jax.debug_nans(True),
         pytest.raises(FloatingPointError, match="invalid value"),
     ):
-        step(params, momentum, x.at[0, 0].set(jnp.nan))
+        step(params, momentum, x)
 
 
 def test_the_smallest_budget_is_no_more_than_the_step_takes_as_it_is_written():

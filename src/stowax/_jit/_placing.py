@@ -112,6 +112,32 @@ def is_about_donation(error: Exception) -> bool:
     return _OF_DONATION.match(str(error)) is not None
 
 
+def raise_no_number(error: Exception, name: str, args: Any = None) -> None:
+    """**Raises:** `FloatingPointError` where `error` is of JAX's search for a NaN.
+
+    Under `jax.debug_nans` JAX runs a step that gave one again, operation by operation.
+    It cannot where arguments were donated, and an inner function's NaN stops it. With
+    `args`, only where some of them are gone: else the caller runs the step again.
+    """
+    found = error.__context__
+    while found is not None and type(found).__name__ != "InternalFloatingPointError":
+        if isinstance(found, FloatingPointError):  # an earlier one, which is handled
+            return
+        found = found.__context__
+    if found is None or (args is not None and not _any_deleted(args)):
+        return
+    raise FloatingPointError(
+        f"invalid value ({getattr(found, 'ty', 'nan')}) encountered in {name}. JAX "
+        "could not run it again under its plan, which may have donated its arguments, "
+        "to see where: call it under jax.disable_jit() with its last state."
+    ) from None
+
+
+def _any_deleted(args: Any) -> bool:
+    leaves = jax.tree.leaves(args)
+    return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
+
+
 def on_one_mesh(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     """`arrays`, those from nowhere on the mesh that the types of others name.
 

@@ -45,7 +45,7 @@ from ._equinox import is_filter_jit, raise_as_equinox
 from ._kept import Kept
 from ._kinds import kind_of, types_of
 from ._lent import Lent, Results
-from ._placing import is_about_donation, on_device, on_one_mesh
+from ._placing import is_about_donation, on_device, on_one_mesh, raise_no_number
 from ._processes import agreed
 from ._ready import Ready, given_by, step_under, under
 from ._wishes import Given, Wishes
@@ -82,9 +82,11 @@ class Planned(KnownStep):
         if fast is not None:
             try:
                 return fast(*args)
-            except PlanMismatchError:
-                pass  # of another kind, or not yet where the plan wants them
+            except PlanMismatchError as error:
+                raise_no_number(error, self._name, args)
+                # else of another kind, or not yet where the plan wants them
             except (RuntimeError, ValueError) as error:
+                raise_no_number(error, self._name)
                 if not is_about_donation(error):
                     raise_as_equinox(error)
                     raise
@@ -100,6 +102,7 @@ class Planned(KnownStep):
                 if is_filter_jit(self.known.function):
                     jax.block_until_ready(out)  # as that does: its errors come here
             except (RuntimeError, ValueError) as error:
+                raise_no_number(error, self._name)
                 raise_as_equinox(error)
                 raise
             return ready.returned(out)

@@ -50,3 +50,14 @@ def test_sizes_that_are_written_alike_are_written_in_bytes():
     first, takes, *_ = why_it_does_not_fit(made).splitlines()
     assert first == f"plan: it does not fit {60 * GIB - 1} B of the device."
     assert takes.startswith(f"Its program takes {60 * GIB} B of the device")
+
+
+def test_notes_that_say_why_little_is_planned_come_first():
+    why = "a gradient is taken inside of what is differentiated: the loops hand on"
+    notes = ("XLA's estimates are old", why)
+    lines = why_it_does_not_fit(changed(PLAIN, notes=notes)).splitlines()
+    assert lines[3:6] == [
+        "In the way:",
+        f"  {why}",
+        "  parameters and optimizer state: 38.2 GiB",
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._hardware._pinned import beyond_the_pool
 from .._jaxprs._canonical import outline
+from .._layers._rewrite import loops_with_effects
 from .._layers._stack import Stack
 from .._planner import baselines, evaluate, policies
 from .._records._plan import Baseline, DecisionRecord, StackRecord
@@ -209,6 +210,14 @@ def notes(
     left = survey.step.recording.left
     if left:
         found.insert(0, f"what is marked runs as it is written: {'; '.join(left)}")
+    calls = survey.step.recording.calls
+    if effects := [place for call in calls for place in loops_with_effects(call)]:
+        places = dict.fromkeys(short_source(place) for place in effects)
+        found.insert(
+            0,
+            f"the loop at {' and at '.join(places)} runs as it is written: what it "
+            "calls (jax.experimental.io_callback, say) must not run twice",
+        )
     if survey.step.recording.nested and not fits:
         found.insert(0, _NESTED)
     if not survey.bodies and not fits and not left:

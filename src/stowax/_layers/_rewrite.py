@@ -140,6 +140,17 @@ def _holds_product(jaxpr: Any) -> bool:
     return any(n.equation.primitive.name in _PRODUCTS for n in equations)
 
 
+def loops_with_effects(call: Call) -> list[str]:
+    """Where a call scans layers that run as they are written, for their effects."""
+    return [
+        _jax.source_text(equation) or "unknown source"
+        for equation in (node.equation for node in call.program(False).nodes)
+        if equation.primitive.name == "scan"
+        and equation.params["length"] > 1
+        and not only_prints(equation)
+    ]
+
+
 def _stack_units(program: Program, repeats: Sequence[Repeat]) -> list[Any]:
     rolled = {k for r in repeats for block in r.blocks for k in block}
     found: list[tuple[int, Any]] = [(r.blocks[0][0], r) for r in repeats]

@@ -15,6 +15,13 @@ from .._target._target import is_here, platform_of
 from .._units import format_bytes, format_room
 
 _MOST_IN_THE_WAY = 3
+_WHY = (
+    "what is marked runs",
+    "the loop at ",
+    "a gradient is taken inside",
+    "no layers repeat",
+)
+"""Notes that begin so say why little of a step can be planned."""
 
 
 def put_into_effect(
@@ -93,7 +100,7 @@ def why_it_does_not_fit(plan: PlanRecord) -> str:
     predicted = plan.search.smallest_budget_is == "predicted"
     works = f"is about {size}, as predicted" if predicted else f"that works is {size}"
     lines.append(f"The smallest budget {works}.")
-    left = [note for note in proof.notes if note.startswith("what is marked runs")]
+    left = [note for note in proof.notes if note.startswith(_WHY)]
     if way := [*left, *proof.in_the_way][:_MOST_IN_THE_WAY]:
         lines += ["In the way:", *map(_indented, way)]
     wishes = "fewer pins and forbids, " if plan.pins or plan.search.forbid else ""

@@ -72,6 +72,7 @@ def asked_for(**wishes):
         "roll": True,
         "donate": None,
         "donates": None,
+        "first": False,
         "written": {},
         "machine": GPU,
         "cache": None,
@@ -155,7 +156,7 @@ class Compiler:
 
 def searching(monkeypatch, body, budget, *, target=GPU, may_stay=False, **made_up):
     """A search for `body` under a budget, and its compiler."""
-    told = "compiles", "written", "host_budget"
+    told = "compiles", "first", "written", "host_budget"
     wishes = {n: made_up.pop(n) for n in told if n in made_up}
     asked = asked_for(machine=target, **wishes)
     survey = surveyed(body, target=target)

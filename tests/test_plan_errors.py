@@ -204,7 +204,6 @@ def test_shardings_that_do_not_divide():
             "forbid: got 'unload'. Write 'offload', 'recompute', 'host update' or ",
         ),
         ({"forbid": 3}, "forbid: got 3. Write decisions such as ('offload', "),
-        ({"donate": (0,)}, "donate: got (0,). Write True, False, or None for where"),
         ({"donate": 0}, "donate: got 0. Write True, False, or None for where"),
         ({"compiler_options": "fast"}, "compiler_options: got 'fast'. Write a dict of"),
         ({"progress": True}, "progress: got True. Write a function of one text, False"),

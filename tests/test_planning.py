@@ -161,6 +161,19 @@ def test_what_one_kind_of_call_cannot_have_another_one_may(learns):
     assert list(session.plans) == ["step"]
 
 
+def test_steps_of_one_name_have_a_plan_each_and_one_that_is_made_again_has_one():
+    def train(rows):
+        @jax.jit
+        def step(w, x):
+            return w - 0.1 * jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+
+        step(jnp.ones((8, 8)), jnp.ones((rows, 8)))
+
+    with planning() as session:
+        [train(rows) for rows in (2, 4, 2)]
+    assert list(session.plans) == ["step", "step 2"]
+
+
 def test_jit_in_a_block_is_jit():
     with planning() as session:
         double = jax.jit(lambda x: 2 * x)

@@ -84,6 +84,16 @@ def test_a_budget_far_below_the_least_costs_one_program(monkeypatch):
     assert len(near.log) == 3  # predictions may err by as much
 
 
+def test_the_first_of_two_questions_compiles_one_program_for_its_size(monkeypatch):
+    free, _ = searching(monkeypatch, BODY, 10**6)
+    least = free.propose.least(free.rolled).bytes
+    near = with_variants(monkeypatch, int(least / 1.3), first=True)
+    assert not near.fits(near.run())
+    assert len(near.log) == 1
+    fitting, _ = searching(monkeypatch, BODY, BUDGET, size=1.2, first=True)
+    assert fitting.fits(fitting.run())
+
+
 def test_no_smallest_budget_is_above_what_a_program_took(monkeypatch):
     """Whichever way it is written: the compiler may need less than was predicted."""
     search, _ = searching(monkeypatch, BODY, BUDGET, may_stay=True, plain=(39, 1e6))

@@ -280,7 +280,7 @@ class Planned(KnownStep):
         if asked.recording.donated is None:
             # Pins may ask for what only donated state allows.
             with contextlib.suppress(ArgumentError):
-                least = dataclasses.replace(asked, donate=False)
+                least = dataclasses.replace(asked, donate=False, first=True)
                 (frugal,) = found_for(least, taken_apart=taken_apart)
                 if frugal.fits:
                     return frugal

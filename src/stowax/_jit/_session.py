@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import itertools
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -40,7 +41,7 @@ class _DifferentiatesError(BaseException):
 
 
 class Session:
-    """What `stowax.planning` yields: `plans` has every plan that was made, by name.
+    """What `stowax.planning` yields: `plans` has the plan of every step, by its name.
 
     `notes` are what is said of functions that run as they are written, and `refused`
     tells whether one was not planned, and ended in an error that says why.
@@ -54,11 +55,18 @@ class Session:
 
     @property
     def plans(self) -> dict[str, Plan]:
-        """The plans, by the names of their steps."""
+        """The plans, by the names of their steps; another of a name has a number.
+
+        A step that is made again (in every fold, say) has the same plan again.
+        """
         found: dict[str, Plan] = {}
         for step in self._steps:
-            if step.planned is not None and step.planned.plan is not None:
-                found[step.__name__] = step.planned.plan
+            if step.planned is not None and (plan := step.planned.plan) is not None:
+                names = (f"{step.__name__} {n}" for n in itertools.count(2))
+                name = step.__name__
+                while name in found and not _is_alike(plan, found[name]):
+                    name = next(names)
+                found[name] = plan
         return found
 
     def leave(self, note: str) -> None:
@@ -69,6 +77,11 @@ class Session:
     def add(self, step: "_Step") -> None:
         """A step in place of a function that `jax.jit` made."""
         self._steps.append(step)
+
+
+def _is_alike(plan: Plan, other: Plan) -> bool:
+    same = plan.program == other.program
+    return same and plan.decisions == other.decisions
 
 
 class _Step(KnownStep):

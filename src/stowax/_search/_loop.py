@@ -243,6 +243,8 @@ class Search:
             if (best := self._fastest(spaces, caution)) is not None:
                 return best
             spaces = self._opened()
+        if self.asked.first and self.attempts:
+            return None
         least = [self.propose.least(s) for s in self.spaces if s.survey.bodies]
         if self._planned and all(self._may_need(p) > _HOPELESS for p in least):
             return None

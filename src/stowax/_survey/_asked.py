@@ -18,7 +18,9 @@ class Asked:
     the step's arguments on the target, `recording` is made of them. `started` is when
     planning began, by `time.perf_counter`. `written` has the step as it is, compiled,
     by whether its state is donated, and `foreseen` the bytes that are predicted for it:
-    those programs are the same for every budget.
+    those programs are the same for every budget. `first` of two questions, the other of
+    which may be answered where this one is not: what nobody expects to fit is not
+    compiled for its size.
     """
 
     step: Callable[..., Any]
@@ -38,6 +40,7 @@ class Asked:
     compiles: int | None
     cache: ProgramCache
     say: Callable[[str], None]
+    first: bool = False
     written: dict[bool, Any] = dataclasses.field(default_factory=dict)
     foreseen: dict[bool, int] = dataclasses.field(default_factory=dict)
 

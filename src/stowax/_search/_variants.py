@@ -207,6 +207,21 @@ def _written(rolled: Space, *, tiles: int) -> tuple[str, Survey] | None:
     return (name, free) if free.bodies else None
 
 
+def in_segments(rolled: Space, budget: int) -> Space | None:
+    """A Python loop's layers in segments, each with decisions of its own.
+
+    Blocks that repeat in turn, as layers with two windows do, are one body: all of it
+    is computed again at once. In segments no more than one layer of it is.
+    """
+    own = rolled.survey
+    if not is_straight(rolled) or own.target.platform == "cpu" or _wants_a_loop(rolled):
+        return None
+    free = _surveyed(own, dataclasses.replace(own.options, roll=False, segments=True))
+    if free.step.recording.left != own.step.recording.left or not free.bodies:
+        return None
+    return new_space("all layers in segments", rolled.asked, budget, free)
+
+
 def _surveyed(own: Survey, options: Options, **wishes: bool) -> Survey:
     """A step surveyed anew, to be read in another way."""
     step = trace_step(own.step.recording, own.specs, options)
@@ -369,7 +384,7 @@ BESIDE: tuple[Variant, ...] = (as_written, in_tiles, in_groups)
 """What may be faster than layers as loops: searched with these from the start."""
 
 WHERE_NOTHING_FITS: tuple[Variant, ...] = (
-    *(early, tight, in_small_tiles, least),
+    *(in_segments, early, tight, in_small_tiles, least),
     *(returned, returned_tight, finer),
 )
 """What needs less: opened in turn until one is expected to fit, the dearest last.

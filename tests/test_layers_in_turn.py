@@ -1,0 +1,46 @@
+"""Layers that repeat in turn, as with two windows: two of them are one body."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from planned_models import plan, spec, target_or_skip, total
+
+pytestmark = [pytest.mark.usefixtures("usual_promotion")]
+
+ROWS, WIDTH, LAYERS = 1 << 15, 512, 6
+
+
+def layer(number, w, x):
+    """A block that turns its rows, in every second layer."""
+    turned = jnp.roll(x, 64 * (number % 2), 0)
+    h = jnp.tanh(turned @ w["up"])
+    h = jax.nn.gelu(h / (1 + jnp.abs(h)))
+    return x + jnp.roll(h @ w["down"], -64 * (number % 2), 0)
+
+
+def step_with(wrapped):
+    def loss_fn(weights, x):
+        for number, w in enumerate(weights):
+            x = wrapped(layer, static_argnums=0)(number, w, x)
+        return jnp.mean(x**2)
+
+    def train_step(weights, x):
+        grads = jax.grad(loss_fn)(weights, x)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+
+    return train_step
+
+
+def as_it_is(function, static_argnums):
+    return function
+
+
+def test_they_fit_where_a_checkpoint_around_each_does():
+    one = {"up": spec(WIDTH, 4 * WIDTH), "down": spec(4 * WIDTH, WIDTH)}
+    args = [dict(one) for _ in range(LAYERS)], spec(ROWS, WIDTH)
+    program = target_or_skip("h200").compile(jax.jit(step_with(jax.checkpoint)), *args)
+    by_hand = total(program.memory_analysis())
+    found = plan(step_with(as_it_is), *args, budget=int(1.3 * by_hand))
+    assert found.fits
+    assert "recompute" in {d.decision for d in found.decisions}

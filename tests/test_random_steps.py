@@ -70,7 +70,7 @@ BINARY = {
 }
 
 WAYS = (
-    *("scan", "rolled loop", "loop as written"),
+    *("scan", "rolled loop", "loop as written", "loop in segments"),
     *("scan in groups", "rolled loop in groups"),
 )
 
@@ -127,8 +127,14 @@ def make_step(program, count, unrolled):
 
 def planned(step, count, how, seed):
     """The step under random decisions, without the trace that a plan starts from."""
-    options = Options(as_written=how == "loop as written", group=2 * ("groups" in how))
-    stays = options.as_written or options.group
+    in_segments = how == "loop in segments"
+    options = Options(
+        as_written=how == "loop as written",
+        group=2 * ("groups" in how),
+        roll=not in_segments,
+        segments=in_segments,
+    )
+    stays = options.as_written or options.group or in_segments
     decide = kept_at_random(seed) if stays else at_random(seed)
 
     def choose(stack, body):

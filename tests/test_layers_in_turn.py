@@ -36,9 +36,21 @@ def as_it_is(function, static_argnums):
     return function
 
 
-def test_they_fit_where_a_checkpoint_around_each_does():
+def arguments():
     one = {"up": spec(WIDTH, 4 * WIDTH), "down": spec(4 * WIDTH, WIDTH)}
-    args = [dict(one) for _ in range(LAYERS)], spec(ROWS, WIDTH)
+    return [dict(one) for _ in range(LAYERS)], spec(ROWS, WIDTH)
+
+
+@pytest.mark.slow
+def test_a_pin_of_what_a_layer_reads_is_kept_to():
+    pin = {"layer input*": "keep"}
+    found = plan(step_with(as_it_is), *arguments(), budget="20%", pin=pin)
+    (pinned,) = [d for d in found.decisions if d.name.startswith("layer input")]
+    assert pinned.decision == "keep"
+
+
+def test_they_fit_where_a_checkpoint_around_each_does():
+    args = arguments()
     program = target_or_skip("h200").compile(jax.jit(step_with(jax.checkpoint)), *args)
     by_hand = total(program.memory_analysis())
     found = plan(step_with(as_it_is), *args, budget=int(1.3 * by_hand))

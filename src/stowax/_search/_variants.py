@@ -21,7 +21,7 @@ from .._survey._take import take_survey
 from .._trial._compiled import compile_and_read, outcome
 from .._update._blocks import BlockSize
 from ._correction import Memory
-from ._space import Attempt, Space, new_space, rolled_space
+from ._space import Attempt, Space, new_space, rolled_space, unmet
 
 _DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
 """How far predictions of layers as they are written may be above the truth.
@@ -219,7 +219,8 @@ def in_segments(rolled: Space, budget: int) -> Space | None:
     free = _surveyed(own, dataclasses.replace(own.options, roll=False, segments=True))
     if free.step.recording.left != own.step.recording.left or not free.bodies:
         return None
-    return new_space("all layers in segments", rolled.asked, budget, free)
+    space = new_space("all layers in segments", rolled.asked, budget, free)
+    return space if unmet(space) is None else None  # a pin may name what is a layer's
 
 
 def _surveyed(own: Survey, options: Options, **wishes: bool) -> Survey:

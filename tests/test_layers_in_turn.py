@@ -56,3 +56,4 @@ def test_they_fit_where_a_checkpoint_around_each_does():
     found = plan(step_with(as_it_is), *args, budget=int(1.3 * by_hand))
     assert found.fits
     assert "recompute" in {d.decision for d in found.decisions}
+    assert any("stands outside of scans" in note for note in found.proof.notes)

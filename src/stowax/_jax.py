@@ -329,3 +329,11 @@ def compute_on_host(jaxpr: Any, inputs: Sequence[Any], on_device: int) -> list[A
         out_memory_spaces=tuple(spaces),
         compiler_options_json=None,
     )
+
+
+def numbers_of_checks(error: Any) -> tuple[Any, ...]:
+    """The arrays of a `checkify.Error` that say which check failed, as JAX counts them.
+
+    JAX 0.10 to 0.12 have no public way to them.
+    """
+    return tuple(error._code.values())

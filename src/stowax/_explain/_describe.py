@@ -206,12 +206,15 @@ def notes(
     if unrolled:
         found.insert(0, _UNROLLED)
     if decisions:
-        found[:0] = _ways_of_running([t.stack for t in survey.step.stacks.values()])
+        stacks = [traced.stack for traced in survey.step.stacks.values()]
+        found[:0] = _ways_of_running(stacks, roll=survey.options.roll)
     left = survey.step.recording.left
     if left:
         found.insert(0, f"what is marked runs as it is written: {'; '.join(left)}")
     calls = survey.step.recording.calls
-    if effects := [place for call in calls for place in loops_with_effects(call)]:
+    if effects := [
+        place for call in calls for place in loops_with_effects(call, survey.options)
+    ]:
         places = dict.fromkeys(short_source(place) for place in effects)
         found.insert(
             0,
@@ -249,7 +252,7 @@ def notes(
     return tuple(found)
 
 
-def _ways_of_running(stacks: Sequence[Stack]) -> list[str]:
+def _ways_of_running(stacks: Sequence[Stack], *, roll: bool) -> list[str]:
     """What runs otherwise than the user wrote it: blocks, groups, segments."""
     found = []
     tiles = [stack for stack in stacks if stack.tiles]
@@ -271,9 +274,9 @@ def _ways_of_running(stacks: Sequence[Stack]) -> list[str]:
     segments = sum(stack.segment for stack in stacks)
     if segments:
         found.append(
-            f"what stands outside of layers is planned in {segments} segments: "
-            "its values are kept or computed again, and none leaves the device, as XLA "
-            "drops copies in straight-line code"
+            f"what stands outside of {'layers' if roll else 'scans'} is planned in "
+            f"{segments} segments: its values are kept or computed again, and none "
+            "leaves the device, as XLA drops copies in straight-line code"
         )
     return found
 

@@ -140,25 +140,26 @@ def _holds_product(jaxpr: Any) -> bool:
     return any(n.equation.primitive.name in _PRODUCTS for n in equations)
 
 
-def loops_with_effects(call: Call) -> list[str]:
+def loops_with_effects(call: Call, options: Options) -> list[str]:
     """Where a call scans layers that run as they are written, for their effects."""
+    nodes = call.program(options.keep_checkpoint).nodes
     return [
-        _jax.source_text(equation) or "unknown source"
-        for equation in (node.equation for node in call.program(False).nodes)
-        if equation.primitive.name == "scan"
-        and equation.params["length"] > 1
-        and not only_prints(equation)
+        _jax.source_text(node.equation) or "unknown source"
+        for node in nodes
+        if _is_loop(node.equation) and not only_prints(node.equation)
     ]
+
+
+def _is_loop(equation: Any) -> bool:
+    return equation.primitive.name == "scan" and equation.params["length"] > 1
 
 
 def _stack_units(program: Program, repeats: Sequence[Repeat]) -> list[Any]:
     rolled = {k for r in repeats for block in r.blocks for k in block}
     found: list[tuple[int, Any]] = [(r.blocks[0][0], r) for r in repeats]
     for position, node in enumerate(program.nodes):
-        equation = node.equation
-        if equation.primitive.name != "scan" or position in rolled:
-            continue
-        if equation.params["length"] > 1 and only_prints(equation):
+        is_free = position not in rolled and _is_loop(node.equation)
+        if is_free and only_prints(node.equation):
             found.append((position, position))
     units = []
     for number, (_, what) in enumerate(sorted(found, key=lambda f: f[0])):

@@ -1,11 +1,12 @@
 """Errors of `checkify` among a step's results, as they compare from trace to trace."""
 
-import functools
 import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from .. import _jax
 
 
 def comparable(out: Any) -> Any:
@@ -23,18 +24,13 @@ def comparable(out: Any) -> Any:
     checkify = sys.modules.get("jax.experimental.checkify")
     if checkify is None:
         return out
-    is_error = functools.partial(_is_error, checkify.Error)
-    return jax.tree.map(
-        lambda x: _arrays(x) if is_error(x) else x, out, is_leaf=is_error
-    )
-
-
-def _is_error(kind: type, value: Any) -> bool:
-    return isinstance(value, kind)
+    is_error = lambda x: isinstance(x, checkify.Error)
+    arrays = lambda x: _arrays(x) if is_error(x) else x
+    return jax.tree.map(arrays, out, is_leaf=is_error)
 
 
 def _arrays(error: Any) -> tuple[Any, ...]:
-    numbers = {id(code) for code in error._code.values()}
+    numbers = {id(number) for number in _jax.numbers_of_checks(error)}
     return tuple(
         jnp.zeros_like(leaf) if id(leaf) in numbers else leaf
         for leaf in jax.tree.leaves(error)

@@ -18,6 +18,7 @@ import numpy as np
 from .._errors import StowaxError, VerifyMemoryError
 from .._plan._plan import Plan
 from .._state._places import Kind, mesh_of, planned_kinds, put
+from ._checks import comparable
 from ._own import OwnArguments
 
 Visit = Callable[[int, Any], bool | None]
@@ -122,7 +123,7 @@ def run_steps(
                 if version.name == "plain" or isinstance(e, StowaxError) or _is_full(e):
                     raise
                 raise StepFails(number, e) from e
-            if visit(number, out):
+            if visit(number, comparable(out)):
                 return
             own.take(out, version.pairs)
             del out

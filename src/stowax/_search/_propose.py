@@ -31,19 +31,15 @@ from .._records._stages import (
 from .._survey._options import alternatives, more_fast_memory, plan_options
 from ._space import Attempt, Space
 
-_ROUNDS, _ENOUGH_ROUNDS = 8, 3
+_ROUNDS = 8
 """How often model and prediction are brought into line for one proposal at most (half
-as often where layers are as they are written: that prediction walks each of them), and
-after how many rounds it is enough to fill the budget roughly."""
+as often where layers are as they are written: that prediction walks each of them)."""
 
 SOLVING_SECONDS = 10.0
 """Of a machine that is busy with other things: the solver counts nodes."""
 
 SLACK = 0.002
 """Part of the budget left free: solvers and allocators round."""
-
-_FILLED = 0.002, 0.03
-"""Part of the budget that a proposal may leave unused, at first and then."""
 
 WORTH = 0.005
 """Part of the step's time below which a gain does not pay for another compile."""
@@ -129,21 +125,25 @@ class Proposer:
     def settled(self, space: Space, caution: float) -> Proposal:
         """The fastest decisions of a variant whose program should fill the budget.
 
-        Each prediction teaches the planner's model what it leaves out, until the two
-        agree. If nothing is expected to fit, what needs the least.
+        Each prediction teaches the planner's model what it leaves out, until no more
+        is to be gained by it: what the budget has left is worth little at the price
+        that the solver has for a byte. If nothing is expected to fit, what needs the
+        least.
         """
         target = int(self.budget * (1 - SLACK))
         tried: list[Decisions] = []
         room = margin = 0
         rounds = _ROUNDS // 2 if space.as_written else _ROUNDS
-        for number in range(rounds):
+        for _ in range(rounds):
             solution = self._timed(solve, space.problem(target - room))
             if solution.outcome == "infeasible":  # by a model that may be wrong
                 space.least.add(solution.decisions)
             known = self._learned(space, solution, caution)
             missed, again = known - target, tried.count(solution.decisions)
-            filled = 0 <= -missed <= target * (_FILLED[number >= _ENOUGH_ROUNDS])
-            if (filled or again > 1) and self._fastest(space, target, caution):
+            best = self._fastest(space, target, caution)
+            left = max(0, -missed) * solution.seconds_per_byte
+            hoped = solution.evaluation.seconds - left
+            if best and (best.seconds * (1 - WORTH) <= hoped or again > 1):
                 break
             tried.append(solution.decisions)
             # A solver finds the decisions that its model is most wrong about: some of

@@ -312,6 +312,8 @@ def tight(rolled: Space, budget: int) -> Space | None:
 
 def _sparing(rolled: Space, how: str, survey: Survey, than: Survey) -> Space | None:
     """The variant of a survey, unless its smallest plans are programs of another's."""
+    if not any("offload" in v.allowed for body in survey.bodies for v in body.values):
+        return None  # without copies it is the same program
     known, is_early = rolled.memory, survey.options.early_gradients
     new = is_early and not than.options.early_gradients
     pairs = [(survey.step_plan(d), than.step_plan(d)) for d in rolled.least]

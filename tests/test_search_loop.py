@@ -199,6 +199,22 @@ def test_what_people_write_by_hand_is_compiled_where_it_may_be_faster(monkeypatc
     assert only in [p.decisions for p in proposed]
 
 
+def test_a_plan_that_people_beat_by_hand_is_not_the_last(monkeypatch):
+    """All tries but one went into programs too big, and what fits waits for copies."""
+    search, _ = searching(monkeypatch, BODY, 10**4, waits=dict.fromkeys(range(4), 9.0))
+    by_hand = policies(search.rolled.problem(search.budget))
+    moved, kept = by_hand["offload layer inputs"], by_hand["keep all"]
+    monkeypatch.setattr(_propose.Proposer, "beside", lambda *_, **__: iter(()))
+    found = search.propose.settled(search.rolled, 0.0)
+    slow = dataclasses.replace(
+        found, solution=dataclasses.replace(found.solution, decisions=moved)
+    )
+    monkeypatch.setattr(_propose.Proposer, "settled", lambda *_: slow)
+    best = search.run()
+    assert [a.decisions for a in planned(search)] == [moved, kept]
+    assert best.decisions == kept
+
+
 def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
     search, _ = searching(monkeypatch, BODY, BUDGET, compiles=12, size=1.4)
     best = search.run()

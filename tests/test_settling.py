@@ -6,6 +6,10 @@ import optax
 import pytest
 
 import stowax
+from planner_problems import chain, operation, value
+from stand_in_search import Predicted, searching
+from stowax._planner import solve
+from stowax._records._stages import Point
 
 pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 LAYERS, WIDTH = 4, 4096
@@ -61,3 +65,59 @@ def test_parameters_stay_where_there_is_room_for_them():
     assert "parameter" in kept
     assert "parameter" not in moved
     assert len(found.search.trials) <= 4
+
+
+# --- how often a program is lowered for it --------------------------------------------
+
+
+def long_chain(count=24):
+    """Values of many sizes, each made from the one before: a budget can be filled."""
+    sizes = [8 + (7 * i * i) % 23 for i in range(count)]
+    seconds = [0.5 + (5 * i * i) % 13 / 10 for i in range(count)]
+    values = [value(0, needed=True)]
+    values += [
+        value(i + 1, bytes=size, operation=i, needed=True)
+        for i, size in enumerate(sizes)
+    ]
+    return chain(
+        values=tuple(values),
+        operations=tuple(
+            operation(i, (i,), (i + 1,), s) for i, s in enumerate(seconds)
+        ),
+        points=(Point(reserved_bytes=0, live=tuple(range(count + 1))),),
+    )
+
+
+@pytest.fixture
+def settling(monkeypatch):
+    """What settles for a budget where programs need `more` than the model says."""
+
+    def settled(budget, more):
+        class Off(Predicted):
+            def predicted(self, decisions):
+                return super().predicted(decisions) + more
+
+        search, _ = searching(monkeypatch, long_chain(), budget)
+        space = search.rolled
+        space.memory = Off(survey=space.survey, scale=budget)
+        return search.propose.settled(space, 0.0), space
+
+    return settled
+
+
+@pytest.mark.parametrize("budget", [1000, 1500, 2500])
+@pytest.mark.parametrize(("more", "most"), [(0, 1), (300, 4)])
+def test_few_programs_are_lowered_and_little_is_left(settling, budget, more, most):
+    proposal, space = settling(budget, more)
+    assert proposal.bytes <= budget
+    assert len(space.proposed) <= most
+    best = solve(space.survey.problem(budget - more, 10**12)).evaluation.seconds
+    assert proposal.seconds <= 1.02 * best
+
+
+def test_a_model_that_believes_nothing_fits_is_not_the_last_word(settling):
+    """Programs need less than it says: there is room for more than the least."""
+    proposal, space = settling(45, -30)
+    assert any(s.outcome == "infeasible" for s in space.proposed.values())
+    least = min(s.evaluation.device_bytes for s in space.proposed.values())
+    assert least - 30 < proposal.bytes <= 45

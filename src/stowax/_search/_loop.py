@@ -214,7 +214,7 @@ class Search:
             others = [s for s in self.spaces if s.survey.bodies and s not in known]
             ways.append(self.propose.beside(best, planned, others, changes=goes_on))
         if compiles is None:
-            ways.append(with_fast_memory(best))
+            ways += [self.propose.by_hand(best), with_fast_memory(best)]
         proposals = (p for way in ways for p in way if not self._tried(p))
         return next(proposals, None)
 

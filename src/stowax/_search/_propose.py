@@ -32,8 +32,7 @@ from .._survey._options import alternatives, more_fast_memory, plan_options
 from ._space import Attempt, Space
 
 _ROUNDS = 8
-"""How often model and prediction are brought into line for one proposal at most (half
-as often where layers are as they are written: that prediction walks each of them)."""
+"""How often model and prediction are brought into line for one proposal."""
 
 SOLVING_SECONDS = 10.0
 """Of a machine that is busy with other things: the solver counts nodes."""
@@ -125,24 +124,23 @@ class Proposer:
     def settled(self, space: Space, caution: float) -> Proposal:
         """The fastest decisions of a variant whose program should fill the budget.
 
-        Each prediction teaches the planner's model what it leaves out, until no more
-        is to be gained by it: what the budget has left is worth little at the price
-        that the solver has for a byte. If nothing is expected to fit, what needs the
-        least.
+        Each prediction teaches the planner's model what it leaves out, until what the
+        budget has left is worth little at the solver's price of a byte. If nothing is
+        expected to fit, what needs the least.
         """
         target = int(self.budget * (1 - SLACK))
         tried: list[Decisions] = []
         room = margin = 0
-        rounds = _ROUNDS // 2 if space.as_written else _ROUNDS
-        for _ in range(rounds):
+        for _ in range(_ROUNDS):
             solution = self._timed(solve, space.problem(target - room))
-            if solution.outcome == "infeasible":  # by a model that may be wrong
-                space.least.add(solution.decisions)
             known = self._learned(space, solution, caution)
             missed, again = known - target, tried.count(solution.decisions)
             best = self._fastest(space, target, caution)
-            left = max(0, -missed) * solution.seconds_per_byte
-            hoped = solution.evaluation.seconds - left
+            gain = max(0, -missed) * solution.seconds_per_byte
+            hoped = solution.evaluation.seconds - gain
+            if solution.outcome == "infeasible":  # by a model that may be wrong
+                space.least.add(solution.decisions)
+                hoped = 0.0
             if best and (best.seconds * (1 - WORTH) <= hoped or again > 1):
                 break
             tried.append(solution.decisions)
@@ -267,10 +265,9 @@ class Proposer:
         with one changed, and its compiler options with one changed.
         """
         space = best.space
-        known = (
-            (other, self.settled(other, caution=1.0).decisions, 1.0) for other in others
-        )
-        yield from self._hopeful(best, [*self._known(space), *known])
+        ways = space, *others
+        known = [(way, self.settled(way, caution=1.0).decisions, 1.0) for way in ways]
+        yield from self._hopeful(best, [*known, *self._by_people(space, _FAR)])
         if not changes:
             return
         seconds = best.measured.step_seconds
@@ -295,13 +292,23 @@ class Proposer:
                 options={**options, **space.asked.compiler_options},
             )
 
-    def _known(self, space: Space) -> Iterator[_Candidate]:
-        """The solver's decisions as the model stands now, and people's policies."""
-        yield space, self.settled(space, caution=1.0).decisions, 1.0
-        problem = space.problem(self.budget)
-        for decisions in policies(problem).values():
+    def _by_people(self, space: Space, far: float) -> Iterator[_Candidate]:
+        """The policies that people write and the user's wishes allow."""
+        for decisions in policies(space.problem(self.budget)).values():
             if _allowed(space, decisions):
-                yield space, decisions, _FAR
+                yield space, decisions, far
+
+    def by_hand(self, best: Attempt) -> Iterator[Proposal]:
+        """People's policies that should fit and be clearly faster than the best plan.
+
+        What a person would have written is not left out for want of a compile.
+        """
+        assert best.decisions is not None
+        model = evaluate(best.space.problem(self.budget), best.decisions).seconds
+        enough = model - CLEARLY * best.measured.step_seconds
+        for proposal in self._hopeful(best, self._by_people(best.space, 1.0)):
+            if proposal.seconds <= enough:
+                yield proposal
 
     def _hopeful(
         self, best: Attempt, others: Iterable[_Candidate]

@@ -192,9 +192,7 @@ def test_what_people_write_by_hand_is_compiled_where_it_may_be_faster(monkeypatc
     first = search.propose.settled(search.rolled, 0.0)
     search._compile(first)
     monkeypatch.setattr(_propose, "evaluate", wrong)
-    monkeypatch.setattr(
-        _propose.Proposer, "settled", lambda self, space, caution: first
-    )
+    monkeypatch.setattr(_propose.Proposer, "settled", lambda *_, **__: first)
     proposed = search.propose.beside(search.best(), search.log, (), changes=False)
     assert only in [p.decisions for p in proposed]
 
@@ -209,7 +207,7 @@ def test_a_plan_that_people_beat_by_hand_is_not_the_last(monkeypatch):
     slow = dataclasses.replace(
         found, solution=dataclasses.replace(found.solution, decisions=moved)
     )
-    monkeypatch.setattr(_propose.Proposer, "settled", lambda *_: slow)
+    monkeypatch.setattr(_propose.Proposer, "settled", lambda *_, **__: slow)
     best = search.run()
     assert [a.decisions for a in planned(search)] == [moved, kept]
     assert best.decisions == kept

@@ -39,7 +39,7 @@ def expecting(monkeypatch, *proposals):
             space=other, bytes=size, seconds=seconds, left_alone=alone
         )
         search.spaces.append(other)
-    search.propose = types.SimpleNamespace(settled=lambda s, caution: made[id(s)])
+    search.propose = types.SimpleNamespace(settled=lambda s, *_, **__: made[id(s)])
     return search
 
 

@@ -92,7 +92,7 @@ def long_chain(count=24):
 def settling(monkeypatch):
     """What settles for a budget where programs need `more` than the model says."""
 
-    def settled(budget, more):
+    def settled(budget, more, **known):
         class Off(Predicted):
             def predicted(self, decisions):
                 return super().predicted(decisions) + more
@@ -100,7 +100,7 @@ def settling(monkeypatch):
         search, _ = searching(monkeypatch, long_chain(), budget)
         space = search.rolled
         space.memory = Off(survey=space.survey, scale=budget)
-        return search.propose.settled(space, 0.0), space
+        return search.propose.settled(space, 0.0, **known), space
 
     return settled
 
@@ -121,3 +121,12 @@ def test_a_model_that_believes_nothing_fits_is_not_the_last_word(settling):
     assert any(s.outcome == "infeasible" for s in space.proposed.values())
     least = min(s.evaluation.device_bytes for s in space.proposed.values())
     assert least - 30 < proposal.bytes <= 45
+
+
+def test_a_variant_that_another_beats_costs_one_prediction(settling):
+    free, space = settling(1000, 300)
+    assert len(space.proposed) > 1
+    _, space = settling(1000, 300, beaten=free.seconds / 2)
+    assert len(space.proposed) == 1
+    again, space = settling(1000, 300, beaten=2 * free.seconds)
+    assert again.decisions == free.decisions

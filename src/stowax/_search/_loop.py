@@ -17,6 +17,7 @@ proposed anew.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 
 from .._errors import ArgumentError, CompileError, OffloadVanishedError, StowaxError
@@ -257,9 +258,14 @@ class Search:
         Or one that should need a little more, where it is clearly faster: predictions
         err by as much.
         """
-        proposals = [self.propose.settled(space, caution) for space in spaces]
-        untried = [p for p in proposals if not self._tried(p)]
-        near = [p for p in untried if p.bytes <= self.budget * NEARLY]
+        near: list[Proposal] = []
+        beaten = math.inf
+        for space in spaces:
+            proposal = self.propose.settled(space, caution, beaten=beaten)
+            if not self._tried(proposal) and proposal.bytes <= self.budget * NEARLY:
+                near.append(proposal)
+                if proposal.bytes <= self.budget:
+                    beaten = min(beaten, _seconds(proposal))
         fitting = [p for p in near if p.bytes <= self.budget]
         if not fitting:
             return None
@@ -268,10 +274,7 @@ class Search:
         return min(faster, key=_seconds, default=best)
 
     def _is_open(self, proposal: Proposal) -> bool:
-        """Whether what needs least of a variant may fit, or was never compiled.
-
-        One program of each says what the smallest budget is.
-        """
+        """Whether what needs least of a variant may fit, or says what its least is."""
         may_fit = self._may_need(proposal) <= 1
         return may_fit or all(a.space is not proposal.space for a in self._planned)
 

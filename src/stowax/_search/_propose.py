@@ -9,6 +9,7 @@ first.
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -82,23 +83,19 @@ class Proposal:
 
     def is_same(self, other: "Attempt | Proposal") -> bool:
         """Whether another one is of the same decisions, under just these options."""
-
-        def key(options: Options) -> list[tuple[str, str]]:
-            return sorted((name, str(value)) for name, value in options.items())
-
-        return (
-            self.decisions == other.decisions
-            and self.space.name == other.space.name
-            and key(self.options) == key(other.options)
+        mine, others = (
+            sorted((name, str(value)) for name, value in one.options.items())
+            for one in (self, other)
         )
+        same = self.decisions == other.decisions and mine == others
+        return same and self.space.name == other.space.name
 
 
 def with_fast_memory(best: Attempt) -> Iterator[Proposal]:
     """The best plan with more of a TPU's fast memory, unless a user decided that.
 
-    What a kernel may hold of it decides how often products read their operands, and is
-    worth more than most decisions. But it takes longer to compile, so that goes for the
-    best only.
+    It decides how often products read their operands, which is worth more than most
+    decisions. But it takes longer to compile, so that goes for the best only.
     """
     asked = best.space.asked
     change = more_fast_memory(asked.machine)
@@ -121,14 +118,17 @@ class Proposer:
     budget: int
     solving_seconds: float = 0.0
 
-    def settled(self, space: Space, caution: float) -> Proposal:
+    def settled(
+        self, space: Space, caution: float, *, beaten: float = math.inf
+    ) -> Proposal:
         """The fastest decisions of a variant whose program should fill the budget.
 
-        Each prediction teaches the planner's model what it leaves out, until what the
-        budget has left is worth little at the solver's price of a byte. If nothing is
-        expected to fit, what needs the least.
+        Each prediction teaches the planner's model what it leaves out, until what is
+        left is worth little at the solver's price of a byte, or cannot be faster than
+        what it is `beaten` by. If nothing is expected to fit, what needs the least.
         """
         target = int(self.budget * (1 - SLACK))
+        straight = all(not body.in_loop for body in space.layers)
         tried: list[Decisions] = []
         room = margin = 0
         for _ in range(_ROUNDS):
@@ -143,6 +143,8 @@ class Proposer:
                 hoped = 0.0
             if best and (best.seconds * (1 - WORTH) <= hoped or again > 1):
                 break
+            if hoped * (1 - CLEARLY * straight) >= beaten:
+                return best or self._proposal(space, solution, caution)
             tried.append(solution.decisions)
             # A solver finds the decisions that its model is most wrong about: some of
             # what it missed by is left free. Where it insists on less than there is
@@ -150,7 +152,6 @@ class Proposer:
             margin = margin + missed // 2 if missed > 0 or again else 0
             room = known - space.memory.expected(solution.decisions) + margin
         found = self._fastest(space, target, caution) or self.least(space)
-        straight = all(not body.in_loop for body in space.layers)
         return self._left_alone(found, target, caution) if straight else found
 
     def _left_alone(self, found: Proposal, target: int, caution: float) -> Proposal:
@@ -390,8 +391,6 @@ def _neighbours(space: Space, decisions: Decisions) -> Iterator[Decisions]:
 
 def _makes_sense(body: Body, chosen: tuple[Decision | None, ...], index: int) -> bool:
     """Whether decisions can be carried out, and what is stored is read."""
-    if chosen[index] == "offload" and not body.in_loop:
-        return False
     try:
         _, read = recomputed_values(body, chosen)
     except ValueError:  # something cannot be computed again

@@ -131,6 +131,7 @@ def test_they_make_it_fit_where_nothing_else_does():
     assert plan.program.options.early_gradients
 
 
+@pytest.mark.slow
 def test_they_wait_where_there_is_room():
     """Copies hide behind them."""
     pytest.importorskip("jax_plugins")

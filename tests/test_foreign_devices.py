@@ -46,6 +46,7 @@ def test_what_is_compiled_ahead_is_planned_for_its_own_machine():
     assert taken <= planned.plan.budget_bytes
 
 
+@pytest.mark.slow
 def test_a_named_target_takes_another_clients_devices():
     topology = pytest.importorskip("jax.experimental.topologies")
     theirs = topology.get_topology_desc("v5p:2x2x1", platform="tpu").devices
@@ -62,6 +63,7 @@ def test_devices_that_are_no_machine_have_to_be_named():
         stowax.plan(step, w, x, progress=False)
 
 
+@pytest.mark.slow
 def test_a_step_may_ask_for_the_users_own_mesh_of_one_device():
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     home = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())

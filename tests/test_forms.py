@@ -122,6 +122,7 @@ def test_a_loop_as_written_keeps_some_and_recomputes_some():
     assert any("as they are written" in note for note in found.proof.notes)
 
 
+@pytest.mark.slow
 def test_nothing_of_layers_as_they_are_written_is_offloaded_by_hand():
     found = planned(pin=pinned(state="offload"), budget="1GiB")
     assert found.program.options.as_written
@@ -137,6 +138,7 @@ def test_nothing_of_layers_as_they_are_written_is_offloaded_by_hand():
         edited.apply(train_step).lower(*edited.specs(*arguments()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decision", ["keep", "recompute"])
 def test_a_pin_holds_in_a_loop_as_written(decision):
     found = planned(pin=pinned(state="offload", product=decision), budget="1GiB")

@@ -121,6 +121,7 @@ def test_a_short_loop_is_in_no_groups():
 # --- plans ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_smallest_budget_grows_as_the_root_of_the_layers():
     def beside_weights(count):
         found = smallest(count)

@@ -67,8 +67,10 @@ def trained(step, function, steps=3):
     ("function", "donated", "pinned"),
     [
         (adam, (1,), "optimizer state"),
-        (moments_first, (0, 1), "optimizer state"),
-        (gradients_first, (0, 1), "parameter"),
+        pytest.param(
+            *(moments_first, (0, 1), "optimizer state"), marks=pytest.mark.slow
+        ),
+        pytest.param(*(gradients_first, (0, 1), "parameter"), marks=pytest.mark.slow),
     ],
     ids=["only the moments", "in another order", "gradients first"],
 )

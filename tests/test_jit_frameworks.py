@@ -264,6 +264,7 @@ def test_the_frozen_part_of_an_nnx_model_leaves_the_device():
     assert plan.device_bytes <= plain - base / 2  # what is in flight stays
 
 
+@pytest.mark.slow
 def test_an_error_of_equinox_is_equinoxs_own():
     @eqx.filter_jit
     def step(weights, x):

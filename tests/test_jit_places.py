@@ -81,6 +81,7 @@ def test_first_calls_with_arrays_from_anywhere(case, usual_promotion):
         assert a.sharding.device_set == b.sharding.device_set
 
 
+@pytest.mark.slow
 def test_a_step_that_is_told_the_devices_of_a_target_that_is_not_there():
     target = stowax.target("v5p-8")
     devices = np.array(target.devices[:DEVICES], dtype=object)
@@ -125,6 +126,7 @@ def test_numpy_arrays_under_a_mesh_that_is_set(usual_promotion):
             assert step.plan.fits
 
 
+@pytest.mark.slow
 def test_now_on_a_mesh_of_one_device_and_now_on_none(usual_promotion):
     step, args = jit(train_step, budget="70%"), (*fresh(), batch())
     expected = jax.jit(train_step)(*args)[-1]
@@ -158,6 +160,7 @@ def test_a_line_says_what_waits_in_host_memory(capsys, usual_promotion):
     assert np.isfinite(jax.jit(loss_of)(params, X))
 
 
+@pytest.mark.slow
 def test_it_is_lowered_for_where_the_arrays_are(hosted):
     """Not for the machine that the plan was made for, which is not there."""
     step, *_ = hosted
@@ -182,6 +185,7 @@ def test_another_planned_step_is_given_what_the_first_has_on_the_host(hosted):
         np.testing.assert_allclose(grads["up"], expected[1]["up"], rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_state_on_the_host_where_the_step_is_a_part_of_something_else(hosted):
     step, params, momentum = hosted
     on_device = jax.device_put((params, momentum), jax.memory.Space.Device)

@@ -49,6 +49,7 @@ def test_a_pin_of_what_a_layer_reads_is_kept_to():
     assert pinned.decision == "keep"
 
 
+@pytest.mark.slow
 def test_they_fit_where_a_checkpoint_around_each_does():
     args = arguments()
     program = target_or_skip("h200").compile(jax.jit(step_with(jax.checkpoint)), *args)

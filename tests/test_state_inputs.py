@@ -225,6 +225,7 @@ def test_state_of_another_dtype_is_not_left_on_the_device(offloaded, what):
     )
 
 
+@pytest.mark.slow
 def test_state_that_the_host_cannot_hold():
     step, half = momentum_step(jnp.float32), MOMENT // 2
     stays = plan(step, *specs(), budget="1MiB", host_budget=half)

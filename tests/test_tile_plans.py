@@ -93,6 +93,7 @@ def test_blocks_under_any_decisions(options):
         assert_close(jax.jit(run)(*args), expected)
 
 
+@pytest.mark.slow
 def test_blocks_can_be_asked_for_and_forbidden():
     args = arguments(spec, TOKENS, VOCABULARY)
     found = plan(train_step, *args, pin={"*in by_index": "tile"})

@@ -157,12 +157,12 @@ def hessian_free(loss, weights, xs):
 FORWARD = {f.__name__: f for f in (along, probes, several, of_examples)}
 
 
+LONGER = "twice", "in_groups", "named_axis", "own_steps"
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=pytest.mark.slow) if n in ("twice", "in_groups") else n
-        for n in EXAMPLES
-    ],
+    [pytest.param(n, marks=pytest.mark.slow) if n in LONGER else n for n in EXAMPLES],
 )
 def test_gradients_of_examples(name):
     def step(weights, xs):

@@ -381,7 +381,6 @@ def test_the_command_runs_a_script_unchanged(tmp_path):
     assert " MiB of " in said
 
 
-@pytest.mark.slow
 def test_the_traceback_of_a_script_that_fails_comes_last(tmp_path):
     options = ("--budget", "60%", "--target", "h200", "-o", "plan.json")
     done = run(tmp_path, *options, "train.py", "3", "fails")

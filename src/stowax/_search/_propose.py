@@ -306,11 +306,12 @@ class Proposer:
         What a person would have written is not left out for want of a compile.
         """
         assert best.decisions is not None
-        model = evaluate(best.space.problem(self.budget), best.decisions).seconds
+        problem = best.space.problem(self.budget)
+        model = evaluate(problem, best.decisions).seconds
         enough = model - CLEARLY * best.measured.step_seconds
-        for proposal in self._hopeful(best, self._by_people(best.space, 1.0)):
-            if proposal.seconds <= enough:
-                yield proposal
+        candidates = self._by_people(best.space, 1.0)
+        faster = [c for c in candidates if evaluate(problem, c[1]).seconds <= enough]
+        yield from self._hopeful(best, faster)
 
     def _hopeful(
         self, best: Attempt, others: Iterable[_Candidate]

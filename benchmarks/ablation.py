@@ -102,7 +102,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "no stalls laid to values": {"_search._space.stalled": _same},
     "no correction by predictions": {"_search._correction.Correction.parts": _no_parts},
     "no correction by programs": {"_search._correction.Correction.expected": _zero},
-    "no policies by hand": {"_search._propose.policies": lambda _: {}},
+    "no policies by hand": {"_search._propose.Proposer._by_people": _none},
     "no other variants": {"_search._loop.WHERE_NOTHING_FITS": ()},
     "layers never as written": {"_search._loop.BESIDE": ()},
     "layers never left alone": {"_search._propose.Proposer._left_alone": _found},

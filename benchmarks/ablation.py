@@ -98,7 +98,10 @@ def _plain(_: Any, chosen: Any, *__: Any, **___: Any) -> dict[int, str]:
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     BASE: {},
-    "stop at the first that fits": {"_search._propose.Proposer.beside": _none},
+    "stop at the first that fits": {
+        "_search._propose.Proposer.beside": _none,
+        "_search._propose.Proposer.by_hand": _none,
+    },
     "no stalls laid to values": {"_search._space.stalled": _same},
     "no correction by predictions": {"_search._correction.Correction.parts": _no_parts},
     "no correction by programs": {"_search._correction.Correction.expected": _zero},

@@ -198,7 +198,7 @@ def test_what_people_write_by_hand_is_compiled_where_it_may_be_faster(monkeypatc
 
 
 def test_a_plan_that_people_beat_by_hand_is_not_the_last(monkeypatch):
-    """All tries but one went into programs too big, and what fits waits for copies."""
+    """The program that fits waits for its copies, and nothing else is proposed."""
     search, _ = searching(monkeypatch, BODY, 10**4, waits=dict.fromkeys(range(4), 9.0))
     by_hand = policies(search.rolled.problem(search.budget))
     moved, kept = by_hand["offload layer inputs"], by_hand["keep all"]

@@ -1,11 +1,13 @@
 """Which of several variants is compiled, by what is expected of each."""
 
+import dataclasses
 import types
 
 import pytest
 
 from planner_problems import chain
 from stand_in_search import searching, space, surveyed
+from stowax._search import _variants
 
 BODY = chain(count=10, bytes=8, needed=(1, 2, 3), forward_seconds=3.0)
 BUDGET = 250
@@ -62,3 +64,14 @@ def test_the_fastest_that_should_fit_is_compiled(monkeypatch, proposals, taken):
     found = search._fastest(search.spaces, 0.0)
     expected = None if taken is None else search.spaces[taken]
     assert (found and found.space) is expected
+
+
+@pytest.mark.parametrize("decisions", ["keep recompute", "keep offload recompute"])
+def test_copies_are_waited_for_only_where_there_may_be_some(monkeypatch, decisions):
+    allowed = frozenset(decisions.split())
+    values = (dataclasses.replace(v, allowed=v.allowed & allowed) for v in BODY.values)
+    body = dataclasses.replace(BODY, values=tuple(values))
+    search, _ = searching(monkeypatch, body, BUDGET)
+    survey = search.rolled.survey
+    found = _variants._sparing(search.rolled, "copies waited for", survey, survey)
+    assert (found is not None) == ("offload" in allowed)

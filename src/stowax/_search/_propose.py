@@ -125,8 +125,8 @@ class Proposer:
         """The fastest decisions of a variant whose program should fill the budget.
 
         Each prediction teaches the planner's model what it leaves out, until what is
-        left is worth little at the solver's price of a byte, or cannot be faster than
-        what it is `beaten` by. If nothing is expected to fit, what needs the least.
+        left is worth little at the solver's price of a byte, or it would take longer
+        than another variant's `beaten` seconds. What needs the least if nothing fits.
         """
         target = int(self.budget * (1 - SLACK))
         straight = all(not body.in_loop for body in space.layers)

@@ -63,8 +63,9 @@ def temporaries(row_major):
     )
     stays = ("keep",) * len(state.values)
     plan = survey.step_plan((stays, decisions))
-    lowered, prediction = _survey.predict(survey, plan)
-    return lowered.compile().memory_analysis().temp_size_in_bytes, prediction.temp
+    prediction = _survey.predict(survey, plan)
+    compiled = _survey.lowered(survey, plan).compile()
+    return compiled.memory_analysis().temp_size_in_bytes, prediction.temp
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from stowax._planner import baselines, evaluate, solve
 from stowax._records._stages import Options
 from stowax._step._trace import trace_step
 from stowax._survey._options import wants_row_major
-from stowax._survey._survey import predict
+from stowax._survey._survey import lowered, predict
 from stowax._survey._take import take_survey
 from stowax._target import _target
 
@@ -65,12 +65,13 @@ def test_nothing_of_the_layers_lowers_the_peak_of_the_update(name):
         for policy in ("keep all", "recompute all")
     )
     assert every == again
-    lowered, predicted = predict(survey, survey.step_plan(stored["recompute all"]))
+    plan = survey.step_plan(stored["recompute all"])
+    predicted, program = predict(survey, plan), lowered(survey, plan)
     assert predicted.update_temp == predicted.temp > predicted.layers_temp
     assert again == predicted.device_total
     # `once`, `square` and `fourth` when the product of the first two is made.
     assert predicted.update_temp >= 4 * STACK
-    figures = lowered.compile(QUICK if name == "v5p-8" else None).memory_analysis()
+    figures = program.compile(QUICK if name == "v5p-8" else None).memory_analysis()
     # Without haste a TPU's compiler stores what only products read in bfloat16, which
     # the prediction does not know: it is on the safe side there.
     least = 0.55 if name == "v5p-8" and not QUICK else 0.75

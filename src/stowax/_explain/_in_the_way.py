@@ -9,7 +9,7 @@ import os
 from .._inspect._peak_of import peak_of
 from .._records._peak import MemoryPeak, PeakArray
 from .._search._space import Attempt
-from .._survey._survey import Survey
+from .._survey._survey import Survey, lowered
 from .._units import format_bytes
 
 _MOST_ROLES = 6
@@ -20,9 +20,9 @@ def peak_of_attempt(attempt: Attempt) -> MemoryPeak:
     """The arrays at the predicted peak of the program that was compiled for a plan."""
     survey, decisions = attempt.space.survey, attempt.decisions
     plan = None if decisions is None else survey.step_plan(decisions)
-    lowered = survey.lower(plan, donate=attempt.donated)
+    program = lowered(survey, plan, donate=attempt.donated)
     roles = [argument.role for argument in survey.step.arguments]
-    _, peak = peak_of(lowered, survey.target.platform, roles)
+    _, peak = peak_of(program, survey.target.platform, roles)
     return peak
 
 

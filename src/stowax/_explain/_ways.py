@@ -38,7 +38,7 @@ def treatments(space: Space, budget: int, written_bytes: int) -> tuple[Treatment
 def _ways(space: Space, budget: int, written: int) -> Iterator[tuple[str, int]]:
     donated = ""
     if space.may_donate:
-        needed = predict(space.survey, None)[1].device_total
+        needed = predict(space.survey, None).device_total
         if written - needed > _WORTH_SAYING * written:
             yield _DONATED, needed
             donated = ", and donate it" if needed else ""

@@ -66,7 +66,7 @@ class Study:
                 search = search_for(asked, budget)
                 space = search.rolled
                 donate = bool(asked.donates) or space.may_donate
-                _, written = predict(space.survey, None, donate=donate)
+                written = predict(space.survey, None, donate=donate)
                 least, _ = search.smallest_budget()
                 problem = space.problem(budget)
                 self.probes[batch] = Probe(

@@ -109,7 +109,7 @@ def find(asked: Asked) -> list[Found]:
             if less is None:
                 raise
             asked.say(f"planning less: {less.left[-1]}")
-            asked = dataclasses.replace(asked, recording=less, written={}, foreseen={})
+            asked = dataclasses.replace(asked, recording=less, written={})
 
 
 def _in_bytes(asked: Asked) -> list[int]:

@@ -174,7 +174,7 @@ class Memory:
         """Bytes read off the lowered program, whatever was compiled so far."""
         if decisions not in self.predictions:
             plan = self.survey.step_plan(decisions)
-            _, prediction = predict(self.survey, plan)
+            prediction = predict(self.survey, plan)
             both = prediction.device_total, prediction.host_total
             self.predictions[decisions] = both
         return self.predictions[decisions][0]

@@ -76,11 +76,7 @@ def foreseen_bytes(space: Space, *, donate: bool) -> int:
 
 
 def _foreseen(space: Space, *, donate: bool) -> int:
-    known = space.asked.foreseen
-    if donate not in known:
-        _, prediction = predict(space.survey, None, donate=donate)
-        known[donate] = prediction.device_total
-    return known[donate]
+    return predict(space.survey, None, donate=donate).device_total
 
 
 def plain(space: Space, budget: int | None, *, donate: bool) -> Attempt:

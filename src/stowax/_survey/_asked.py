@@ -17,10 +17,9 @@ class Asked:
     `host_budget` is what of the host's memory `host_reserve` has left. `specs` are
     the step's arguments on the target, `recording` is made of them. `started` is when
     planning began, by `time.perf_counter`. `written` has the step as it is, compiled,
-    by whether its state is donated, and `foreseen` the bytes that are predicted for it:
-    those programs are the same for every budget. `first` of two questions, the other of
-    which may be answered where this one is not: what nobody expects to fit is not
-    compiled for its size.
+    by whether its state is donated: the same program for every budget. `first` of two
+    questions, the other of which may be answered where this one is not: what nobody
+    expects to fit is not compiled for its size.
     """
 
     step: Callable[..., Any]
@@ -42,7 +41,6 @@ class Asked:
     say: Callable[[str], None]
     first: bool = False
     written: dict[bool, Any] = dataclasses.field(default_factory=dict)
-    foreseen: dict[bool, int] = dataclasses.field(default_factory=dict)
 
     @property
     def donates(self) -> bool | None:

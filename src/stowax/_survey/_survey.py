@@ -42,6 +42,23 @@ from ._candidates import (
 )
 from ._travel import ways_to_store
 
+Wanted = tuple[StepPlan | None, Options, bool]
+"""What tells a step's programs apart: plan, options, and whether it donates."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Programs:
+    """What was predicted for the step's programs, and the one that was lowered last.
+
+    Lowering is half of what planning takes, and what was predicted may be asked for
+    again: to be compiled, or beside the plan.
+    """
+
+    predicted: list[tuple[Wanted, MemoryPrediction]] = dataclasses.field(
+        default_factory=list
+    )
+    last: tuple[Wanted, LoweredProgram] | None = None
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
@@ -56,7 +73,8 @@ class Survey:
     `refused` has what stays on the device since the compiler refused it. Arrays under
     `least_bytes` stay on the device. With `tight`, gradients are written to host memory
     at once, even where that makes the next weights wait; with `gradients_on_host` those
-    that the step returns of parameters in host memory come out there.
+    that the step returns of parameters in host memory come out there. `programs` are
+    shared by all surveys of the same step, whatever they allow.
     """
 
     function: Callable[..., Any]
@@ -77,6 +95,9 @@ class Survey:
     tight: bool = False
     gradients_on_host: bool = False
     donates: bool = True
+    programs: Programs = dataclasses.field(
+        default_factory=Programs, repr=False, compare=False
+    )
 
     def problem(
         self, device_bytes: int, host_bytes: int, correction: int = 0
@@ -201,13 +222,35 @@ class Survey:
 
 def predict(
     survey: Survey, plan: StepPlan | None, *, donate: bool = True
-) -> tuple[LoweredProgram, MemoryPrediction]:
-    """The lowered program of the step under `plan`, and its predicted memory."""
+) -> MemoryPrediction:
+    """The predicted memory of the step under `plan` (`None`: as the user wrote it)."""
+    wanted, known = _wanted(survey, plan, donate), survey.programs.predicted
+    for other, prediction in known:
+        if other == wanted:
+            return prediction
     with _uncollected():
-        lowered = survey.lower(plan, donate=donate)
-        graph = _mlir.read_graph(lowered.compiler_ir())
+        graph = _mlir.read_graph(lowered(survey, plan, donate=donate).compiler_ir())
         platform = survey.target.platform
-        return lowered, predict_memory(graph, platform, LOOP_SCOPE, _BACKWARD)
+        prediction = predict_memory(graph, platform, LOOP_SCOPE, _BACKWARD)
+    known.append((wanted, prediction))
+    return prediction
+
+
+def lowered(
+    survey: Survey, plan: StepPlan | None, *, donate: bool = True
+) -> LoweredProgram:
+    """The step under `plan`, lowered just now or for the last prediction."""
+    wanted, last = _wanted(survey, plan, donate), survey.programs.last
+    if last is not None and last[0] == wanted:
+        return last[1]
+    survey.programs.last = None  # two need not be there at once
+    program = survey.lower(plan, donate=donate)
+    survey.programs.last = wanted, program
+    return program
+
+
+def _wanted(survey: Survey, plan: StepPlan | None, donate: bool) -> Wanted:
+    return plan, survey.options, donate and survey.donates
 
 
 @contextlib.contextmanager

@@ -113,11 +113,11 @@ def _all_stored(step: Step, body: Body) -> float:
 def _with_reserves(survey: Survey) -> Survey:
     """Reserves, from the predicted memory of the program that stores everything."""
     if not survey.bodies:
-        _, plain = predict(survey, None)
+        plain = predict(survey, None)
         return _reserving(survey, plain.device_total, plain.device_total)
     problem = survey.problem(survey.target.device_bytes, survey.target.host_bytes)
     everything = baselines(problem)["keep all"]
-    _, whole = predict(survey, survey.step_plan(everything))
+    whole = predict(survey, survey.step_plan(everything))
     outside = whole.device_total - whole.temp
     layers, update = outside + whole.layers_temp, outside + whole.update_temp
     if survey.state is None:
@@ -140,7 +140,7 @@ def _with_straight_reserves(survey: Survey, nothing: Decisions) -> Survey:
     """
     if not survey.options.segments:
         return survey
-    _, least = predict(survey, survey.step_plan(nothing))
+    least = predict(survey, survey.step_plan(nothing))
     outside, held, found = least.device_total - least.temp, 0, {}
     for body, chosen in zip(survey.bodies, nothing, strict=True):
         held += stored_bytes([body], (chosen,))

@@ -13,7 +13,7 @@ from .._hlo._program import read_program
 from .._inspect._inspect import inspect_program
 from .._records._plan import Trial
 from .._survey._apply import StepPlan
-from .._survey._survey import Survey, predict
+from .._survey._survey import Survey, lowered, predict
 from .._target._program_cache import ProgramCache
 from .._units import format_bytes, format_seconds
 from ._copies import check_copies
@@ -76,7 +76,8 @@ def compile_and_read(
     **Raises:** `CompileError` for anything but a want of memory; `OffloadVanishedError`
     where a planned copy is not in the program.
     """
-    lowered, prediction = predict(survey, plan, donate=donate)
+    prediction = predict(survey, plan, donate=donate)
+    program = lowered(survey, plan, donate=donate)
     predicted = prediction.device_total + correction
     started = time.perf_counter()
 
@@ -90,19 +91,19 @@ def compile_and_read(
             seconds_to_compile=time.perf_counter() - started,
         )
 
-    compiled = cache.compiled(lowered, compiler_options, survey.target)
+    compiled = cache.compiled(program, compiler_options, survey.target)
     if compiled.refusal is not None:
         needed = compiled.refusal.needed_bytes or predicted
         needed = max(needed, survey.target.device_bytes + 1)
         trial = tried(needed, prediction.host_total, None)
         return Measured(trial=trial, inspection=None, was_kept=compiled.was_kept)
-    program = read_program(compiled.module)
-    inspection = inspect_program(program, compiled.memory, survey.target)
+    module = read_program(compiled.module)
+    inspection = inspect_program(module, compiled.memory, survey.target)
     memory = inspection.memory
     seconds = inspection.timeline.step_seconds
     trial = tried(memory.device.total, memory.host.total, seconds)
     if plan is not None:
-        check_copies(survey, plan, lowered, program, inspection)
+        check_copies(survey, plan, program, module, inspection)
     return Measured(trial=trial, inspection=inspection, was_kept=compiled.was_kept)
 
 

@@ -17,6 +17,8 @@ and the step is recorded again with its marked functions called as they are writ
 
 import dataclasses
 import functools
+import pathlib
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -203,6 +205,9 @@ def as_written(
     return record_step(step, leaves, structure, read=False)
 
 
+_PACKAGE = pathlib.Path(__file__).parents[1]
+_ISSUES = "https://github.com/stowax/stowax/issues"
+
 # What JAX 0.10 to 0.12 say.
 _UNCHECKED = "a checkify.check which was not functionalized"
 _ALL_THE_SAME = "got axis spec None but output was batched"
@@ -220,7 +225,20 @@ def why_not(error: Exception) -> str:
             "jax.jacfwd): under a plan every gradient has the axis"
         )
     line = (str(error).strip().splitlines() or ["no message"])[0][:200]
-    return f"stowax cannot read it ({type(error).__name__}: {line})"
+    return (
+        f"stowax cannot read it ({type(error).__name__}: {line}{_where(error)}). "
+        f"Please report that: {_ISSUES}"
+    )
+
+
+def _where(error: Exception) -> str:
+    """The innermost line of stowax that an error passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if pathlib.Path(f.filename).is_relative_to(_PACKAGE)]
+    if not own:
+        return ""
+    name = pathlib.Path(own[-1].filename).relative_to(_PACKAGE.parent)
+    return f", at {name.as_posix()}:{own[-1].lineno}"
 
 
 def _name(step: Any) -> str:

@@ -24,12 +24,13 @@ from .._errors import (
 )
 from .._records._stages import least_bytes
 from .._search._loop import Search
-from .._search._space import Attempt, rolled_space
+from .._search._space import Attempt, rolled_space, unsurveyed_space
 from .._search._variants import plain
 from .._state._shards import device_bytes
 from .._step._recording import Recording
 from .._step._trace import reading_less, record_for
 from .._survey._asked import Asked
+from .._survey._programs import Programs
 from .._target._machine import Target
 from .._target._specs import put_in_device_memory
 from .._units import format_bytes
@@ -109,7 +110,9 @@ def find(asked: Asked) -> list[Found]:
             if less is None:
                 raise
             asked.say(f"planning less: {less.left[-1]}")
-            asked = dataclasses.replace(asked, recording=less, written={})
+            asked = dataclasses.replace(
+                asked, recording=less, written={}, programs=Programs()
+            )
 
 
 def _in_bytes(asked: Asked) -> list[int]:
@@ -120,9 +123,8 @@ def _in_bytes(asked: Asked) -> list[int]:
     if not any(isinstance(budget, float) for budget in asked.budgets):
         return [int(budget) for budget in asked.budgets]
     most = asked.machine.device_bytes
-    free = dataclasses.replace(asked, pin={}, forbid=())
-    rolled = search_for(free, most).rolled
-    written = plain(rolled, None, donate=rolled.may_donate)
+    space = unsurveyed_space(asked, most)
+    written = plain(space, None, donate=space.may_donate)
     taken = written.measured.compiled_bytes
 
     def in_bytes(budget: int | float) -> int:

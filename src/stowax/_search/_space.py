@@ -11,18 +11,15 @@ from .._jaxprs._jaxpr import is_checkpoint
 from .._records._stages import (
     Body,
     Decisions,
-    Options,
     Problem,
     Solution,
     Value,
 )
-from .._step._trace import trace_step
 from .._survey._asked import Asked
 from .._survey._held import holding
-from .._survey._options import wants_row_major
 from .._survey._preferences import Preferences
 from .._survey._survey import Survey
-from .._survey._take import take_survey
+from .._survey._take import nothing_surveyed, take_survey
 from .._trial._compiled import Measured
 from ._correction import Memory, Stalls, stalled
 
@@ -155,18 +152,30 @@ def rolled_space(asked: Asked, budget: int, least: int) -> Space:
 
     **Arguments:** arrays under `least` bytes stay on the device.
     """
-    machine, recording = asked.machine, asked.recording
-    options = Options(
-        keep_checkpoint=asked.keep_checkpoint,
-        roll=asked.roll,
-        row_major=wants_row_major(machine, asked.specs),
-    )
-    step = trace_step(recording, asked.specs, options)
+    machine, options = asked.machine, asked.options
+    step = asked.programs.step(asked.recording, asked.specs, options)
     count = len(step.stacks)
     bodies = "1 repeated body" if count == 1 else f"{count} repeated bodies"
     asked.say(f"surveying {bodies} on {machine.name}")
-    free = take_survey(asked.step, asked.specs, step, machine, options, least)
+    free = take_survey(
+        asked.step,
+        asked.specs,
+        step,
+        machine,
+        options,
+        least,
+        programs=asked.programs,
+    )
     return new_space("rolled", asked, budget, free)
+
+
+def unsurveyed_space(asked: Asked, budget: int) -> Space:
+    """The step as it is written; nothing is known of what could be decided."""
+    machine, options = asked.machine, asked.options
+    step = asked.programs.step(asked.recording, asked.specs, options)
+    nothing = nothing_surveyed(asked.step, asked.specs, step, machine, options)
+    survey = dataclasses.replace(nothing, programs=asked.programs)
+    return new_space("unsurveyed", asked, budget, survey)
 
 
 def new_space(name: str, asked: Asked, budget: int, free: Survey) -> Space:

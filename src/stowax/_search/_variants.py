@@ -13,7 +13,6 @@ from .._layers._stack import Stack, moves
 from .._records._stages import Options, Problem
 from .._state._shards import device_bytes
 from .._state._state import search_state
-from .._step._trace import trace_step
 from .._survey._groups import best_group
 from .._survey._options import wants_early_gradients
 from .._survey._survey import Survey, predict
@@ -177,7 +176,7 @@ def _has_tiles(rolled: Space) -> bool:
     if rolled.preferences.tiles is False:
         return False
     try:
-        step = trace_step(own.step.recording, own.specs, options)
+        step = own.programs.step(own.step.recording, own.specs, options)
     except Exception:  # what cannot be read in this way is planned in the others
         return False
     return any(traced.stack.tiles for traced in step.stacks.values())
@@ -221,9 +220,15 @@ def in_segments(rolled: Space, budget: int) -> Space | None:
 
 def _surveyed(own: Survey, options: Options, **wishes: bool) -> Survey:
     """A step surveyed anew, to be read in another way."""
-    step = trace_step(own.step.recording, own.specs, options)
     return take_survey(
-        own.function, own.specs, step, own.target, options, own.least_bytes, **wishes
+        own.function,
+        own.specs,
+        own.programs.step(own.step.recording, own.specs, options),
+        own.target,
+        options,
+        own.least_bytes,
+        programs=own.programs,
+        **wishes,
     )
 
 

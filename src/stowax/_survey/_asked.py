@@ -4,9 +4,12 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from .._records._stages import Options
 from .._step._recording import Recording
 from .._target._machine import Target
 from .._target._program_cache import ProgramCache
+from ._options import wants_row_major
+from ._programs import Programs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +20,10 @@ class Asked:
     `host_budget` is what of the host's memory `host_reserve` has left. `specs` are
     the step's arguments on the target, `recording` is made of them. `started` is when
     planning began, by `time.perf_counter`. `written` has the step as it is, compiled,
-    by whether its state is donated: the same program for every budget. `first` of two
-    questions, the other of which may be answered where this one is not: what nobody
-    expects to fit is not compiled for its size.
+    by whether its state is donated: the same program for every budget, as all that is
+    made of the step (`programs`). `first` of two questions, the other of which may be
+    answered where this one is not: what nobody expects to fit is not compiled for its
+    size.
     """
 
     step: Callable[..., Any]
@@ -41,6 +45,16 @@ class Asked:
     say: Callable[[str], None]
     first: bool = False
     written: dict[bool, Any] = dataclasses.field(default_factory=dict)
+    programs: Programs = dataclasses.field(default_factory=Programs)
+
+    @property
+    def options(self) -> Options:
+        """How the step is read, its layers as loops."""
+        return Options(
+            keep_checkpoint=self.keep_checkpoint,
+            roll=self.roll,
+            row_major=wants_row_major(self.machine, self.specs),
+        )
 
     @property
     def donates(self) -> bool | None:

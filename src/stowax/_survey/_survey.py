@@ -40,24 +40,8 @@ from ._apply import StackPlan, StepPlan, apply_decisions
 from ._candidates import (
     kept_in_name,
 )
+from ._programs import Program, Programs
 from ._travel import ways_to_store
-
-Wanted = tuple[StepPlan | None, Options, bool]
-"""What tells a step's programs apart: plan, options, and whether it donates."""
-
-
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
-class Programs:
-    """What was predicted for the step's programs, and the one that was lowered last.
-
-    Lowering is half of what planning takes, and what was predicted may be asked for
-    again: to be compiled, or beside the plan.
-    """
-
-    predicted: list[tuple[Wanted, MemoryPrediction]] = dataclasses.field(
-        default_factory=list
-    )
-    last: tuple[Wanted, LoweredProgram] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +57,8 @@ class Survey:
     `refused` has what stays on the device since the compiler refused it. Arrays under
     `least_bytes` stay on the device. With `tight`, gradients are written to host memory
     at once, even where that makes the next weights wait; with `gradients_on_host` those
-    that the step returns of parameters in host memory come out there. `programs` are
-    shared by all surveys of the same step, whatever they allow.
+    that the step returns of parameters in host memory come out there. All surveys of a
+    step on a target share `programs`, however they read it.
     """
 
     function: Callable[..., Any]
@@ -224,15 +208,14 @@ def predict(
     survey: Survey, plan: StepPlan | None, *, donate: bool = True
 ) -> MemoryPrediction:
     """The predicted memory of the step under `plan` (`None`: as the user wrote it)."""
-    wanted, known = _wanted(survey, plan, donate), survey.programs.predicted
-    for other, prediction in known:
-        if other == wanted:
-            return prediction
+    program = _program(survey, plan, donate)
+    if (known := survey.programs.prediction(program)) is not None:
+        return known
     with _uncollected():
         graph = _mlir.read_graph(lowered(survey, plan, donate=donate).compiler_ir())
         platform = survey.target.platform
         prediction = predict_memory(graph, platform, LOOP_SCOPE, _BACKWARD)
-    known.append((wanted, prediction))
+    survey.programs.predicted.append((program, prediction))
     return prediction
 
 
@@ -240,17 +223,18 @@ def lowered(
     survey: Survey, plan: StepPlan | None, *, donate: bool = True
 ) -> LoweredProgram:
     """The step under `plan`, lowered just now or for the last prediction."""
-    wanted, last = _wanted(survey, plan, donate), survey.programs.last
-    if last is not None and last[0] == wanted:
+    program, last = _program(survey, plan, donate), survey.programs.last
+    if last is not None and last[0] == program:
         return last[1]
     survey.programs.last = None  # two need not be there at once
-    program = survey.lower(plan, donate=donate)
-    survey.programs.last = wanted, program
-    return program
+    found = survey.lower(plan, donate=donate)
+    survey.programs.last = program, found
+    return found
 
 
-def _wanted(survey: Survey, plan: StepPlan | None, donate: bool) -> Wanted:
-    return plan, survey.options, donate and survey.donates
+def _program(survey: Survey, plan: StepPlan | None, donate: bool) -> Program:
+    donated = donate and survey.donates
+    return (None, None, donated) if plan is None else (plan, survey.options, donated)
 
 
 @contextlib.contextmanager

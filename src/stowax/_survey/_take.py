@@ -34,8 +34,31 @@ from ._candidates import (
     virtual_values,
 )
 from ._held import holding, holding_if_ordered
+from ._programs import Programs
 from ._storing import with_storing
 from ._survey import Survey, predict, read_in_backward, stored_bytes
+
+
+def nothing_surveyed(
+    function: Callable[..., Any],
+    specs: tuple[Any, ...],
+    step: Step,
+    target: Target,
+    options: Options,
+) -> Survey:
+    """A step that is only run as it is written."""
+    return Survey(
+        function=function,
+        specs=specs,
+        step=step,
+        target=target,
+        options=options,
+        bodies=(),
+        other_seconds=0.0,
+        reserved_bytes=0,
+        update_reserved_bytes=0,
+        unpriced=(),
+    )
 
 
 def take_survey(
@@ -47,24 +70,18 @@ def take_survey(
     least_bytes: int = OFFLOAD_LEAST_BYTES,
     *,
     gradients_on_host: bool = False,
+    programs: Programs | None = None,
 ) -> Survey:
     """Finds bytes and seconds of everything that a plan for `step` decides on.
 
-    Arrays under `least_bytes` stay on the device. `gradients_on_host`: see `Survey`.
+    Arrays under `least_bytes` stay on the device. `gradients_on_host` and `programs`:
+    see `Survey`.
     """
-    blank = Survey(
-        function=function,
-        specs=specs,
-        step=step,
-        target=target,
-        options=options,
-        bodies=(),
-        other_seconds=0.0,
-        reserved_bytes=0,
-        update_reserved_bytes=0,
-        unpriced=(),
+    blank = dataclasses.replace(
+        nothing_surveyed(function, specs, step, target, options),
         least_bytes=least_bytes,
         gradients_on_host=gradients_on_host,
+        programs=programs or Programs(),
     )
     placements, virtual = _placements(blank)
     layers = tuple(

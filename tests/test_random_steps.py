@@ -31,7 +31,7 @@ from stowax._step._recording import record
 ROWS, WIDTH = 2, 3
 SHAPE = (ROWS, WIDTH)
 # Where examples are the same in every run, more of them find nothing new.
-STEPS, COMPILED = 60 if os.environ.get("CI") else 300, 12
+STEPS, COMPILED = 30 if os.environ.get("CI") else 100, 12
 
 # What reads one array; `p` are the layer's own arrays, `c` those of all layers.
 UNARY = {

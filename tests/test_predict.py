@@ -15,6 +15,7 @@ from stowax import _mlir
 from stowax._hlo._program import read_program
 from stowax._predict import _predict
 from stowax._survey import _survey
+from stowax._survey._programs import Programs
 from stowax._target import _target
 
 F32 = 4
@@ -370,6 +371,8 @@ def test_garbage_is_collected_as_before_once_something_is_predicted(enabled):
     seen = []
 
     class Failing:
+        options, donates, programs = None, True, Programs()
+
         def lower(self, plan, *, donate):
             seen.append(gc.isenabled())
             raise ValueError

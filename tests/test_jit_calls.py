@@ -197,9 +197,9 @@ def test_the_smallest_budget_is_no_more_than_the_step_takes_as_it_is_written():
         return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), loss
 
     args = [jnp.full((64, 64), 0.1)] * 2, jnp.ones((128, 64))
-    with pytest.raises(MisfitError, match="The smallest budget that works") as error:
+    with pytest.raises(MisfitError, match="The smallest budget known to work") as error:
         jit(step, budget="20%", cache=False)(*args)
-    amount, unit = re.search(r"works is ([\d.]+) (\wiB)", str(error.value)).groups()
+    amount, unit = re.search(r"to work is ([\d.]+) (\wiB)", str(error.value)).groups()
     again = jit(step, budget=f"{amount}{unit}", cache=False)
     again(*args)
     assert again.plan.fits

@@ -14,7 +14,7 @@ COMPILED = changed(PLAIN, smallest_budget_is="compiled")
 
 def test_what_is_compiled_works_and_what_is_predicted_is_about_so_much():
     known = plan_text(COMPILED, 80)
-    assert "it takes    43.0 GiB: the smallest budget that works\n" in known
+    assert "it takes    43.0 GiB: the smallest budget known to work\n" in known
     guessed = plan_text(PLAIN, 80)
     assert "it takes    about 43.0 GiB, predicted: the smallest budget\n" in guessed
 
@@ -31,7 +31,7 @@ def test_why_it_does_not_fit_is_short_lines():
         "devices."
     )
     known = why_it_does_not_fit(COMPILED)
-    assert "\nThe smallest budget that works is 43.0 GiB.\n" in known
+    assert "\nThe smallest budget known to work is 43.0 GiB.\n" in known
 
 
 def test_wishes_and_long_reasons():

@@ -1,5 +1,7 @@
 """Decisions fill the budget: what there is room for stays on the device."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -10,6 +12,7 @@ from planner_problems import chain, operation, value
 from stand_in_search import Predicted, searching
 from stowax._planner import solve
 from stowax._records._stages import Point
+from stowax._search import _loop
 
 pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 LAYERS, WIDTH = 4, 4096
@@ -130,3 +133,28 @@ def test_a_variant_that_another_beats_costs_one_prediction(settling):
     assert len(space.proposed) == 1
     again, space = settling(1000, 300, beaten=2 * free.seconds)
     assert again.decisions == free.decisions
+
+
+def test_what_fits_by_its_prediction_is_compiled_whatever_others_needed(monkeypatch):
+    """None is expected to fit: those that were too big say it of all. One does."""
+    budget = 1000
+    monkeypatch.setattr(_loop.Search, "_fastest", lambda search, spaces, caution: None)
+    search, compiler = searching(monkeypatch, long_chain(), budget)
+    space = search.rolled
+    least = search.propose.least(space).bytes
+    known = [solve(space.problem(room)) for room in (budget, least + 20)]
+    space.proposed.update({solution.decisions: solution for solution in known})
+    _, good = (solution.decisions for solution in known)
+
+    def compiled(survey, what, decisions, options, **known):
+        found = compiler(survey, what, decisions, options, **known)
+        if decisions == good:
+            return found
+        trial = found.trial
+        trial.compiled_bytes = 3 * budget
+        return dataclasses.replace(found, trial=trial)
+
+    monkeypatch.setattr(_loop, "compile_and_read", compiled)
+    best = search.run()
+    assert best.decisions == good
+    assert search.fits(best)

@@ -97,9 +97,10 @@ def why_it_does_not_fit(plan: PlanRecord) -> str:
     beside = f" and {host_limit}" if kept else ""
     lines = [f"plan: it does not fit {limit} of the device{beside}.", takes]
     size = format_room(plan.smallest_budget)
-    predicted = plan.search.smallest_budget_is == "predicted"
-    works = f"is about {size}, as predicted" if predicted else f"that works is {size}"
-    lines.append(f"The smallest budget {works}.")
+    if plan.search.smallest_budget_is == "predicted":
+        lines.append(f"The smallest budget is about {size}, as predicted.")
+    else:
+        lines.append(f"The smallest budget known to work is {size}.")
     left = [note for note in proof.notes if note.startswith(_WHY)]
     if way := [*left, *proof.in_the_way][:_MOST_IN_THE_WAY]:
         lines += ["In the way:", *map(_indented, way)]

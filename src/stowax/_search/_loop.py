@@ -8,12 +8,12 @@ plan fits only if its own compiled program does.
 
 The step as it is comes first, where it may fit. Then the fastest proposal of any
 variant (`_variants`) that is expected to fit, until one does, `MOST_MISSES` times at
-most; where none is expected to, or two did not, more variants are opened, and at last
-what needs the least is compiled. Beside the first program that fits one more is: a
-replay of 136 plans found that all programs after that one buy half a percent. Policies
-by hand that should beat it clearly are, too, and on a TPU the best once more with more
-of the fast memory for each kernel. `compiles` goes on. What the compiler refuses stays
-on the device, and what is left is proposed anew.
+most. Where none is expected to, or two did not, more variants are opened; at last comes
+what fits by its prediction alone, and what needs the least. Beside the first that fits
+one more is compiled: a replay of 136 plans found that those after it buy half a
+percent. Policies by hand that should beat it clearly are, too, and on a TPU the best
+with more fast memory for its kernels. `compiles` goes on. What the compiler refuses
+stays on the device, and what is left is proposed anew.
 """
 
 import dataclasses
@@ -200,8 +200,7 @@ class Search:
         goes_on = (compiles or 0) > MOST_MISSES
         if self.calls >= (compiles or self.calls + 1):
             return None
-        stays = [a for a in self.log if a.decisions is None and self.fits(a)]
-        if stays and not goes_on:
+        if not goes_on and any(a.decisions is None and self.fits(a) for a in self.log):
             return self._faster_than_written()
         planned = self._planned
         fitting = list(filter(self.fits, planned))
@@ -234,7 +233,7 @@ class Search:
         return [a for a in (*self.log, *self.taken) if a.decisions is not None]
 
     def _first(self) -> Proposal | None:
-        """The fastest proposal that is expected to fit, else what needs the least."""
+        """The fastest that is expected to fit, what else may, what needs the least."""
         caution = _CAUTION[min(len(self._planned), len(_CAUTION) - 1)]
         if len(self._planned) > 1:
             self._opened()
@@ -249,8 +248,10 @@ class Search:
         least = [self.propose.least(s) for s in self.spaces if s.survey.bodies]
         if self._planned and all(self._may_need(p) > _HOPELESS for p in least):
             return None
-        hopeful = [p for p in least if not self._tried(p) and self._is_open(p)]
-        return min(hopeful, key=lambda p: p.bytes, default=None)
+        known = [p for s in self.spaces for p in self.propose.may_fit(s)]
+        left = [p for p in least + known if not self._tried(p) and self._is_open(p)]
+        may_fit = [p for p in left if self._may_need(p) <= 1]
+        return min(may_fit or left, key=lambda p: p.bytes, default=None)
 
     def _fastest(self, spaces: Iterable[Space], caution: float) -> Proposal | None:
         """The fastest proposal of some variants that is expected to fit.
@@ -274,8 +275,8 @@ class Search:
 
     def _is_open(self, proposal: Proposal) -> bool:
         """Whether what needs least of a variant may fit, or says what its least is."""
-        may_fit = self._may_need(proposal) <= 1
-        return may_fit or all(a.space is not proposal.space for a in self._planned)
+        known = [attempt.space for attempt in self._planned]
+        return self._may_need(proposal) <= 1 or proposal.space not in known
 
     def _may_need(self, proposal: Proposal) -> float:
         """Bytes over the budget, corrected or not: what was learned may be wrong."""

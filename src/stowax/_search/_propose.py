@@ -22,13 +22,7 @@ from .._planner import (
     solve,
     turnover,
 )
-from .._records._stages import (
-    Body,
-    Decision,
-    Decisions,
-    Problem,
-    Solution,
-)
+from .._records._stages import Body, Decision, Decisions, Problem, Solution
 from .._survey._options import alternatives, more_fast_memory, plan_options
 from ._space import Attempt, Space
 
@@ -196,6 +190,12 @@ class Proposer:
         self._learned(space, solution, 0.0)
         return self._proposal(space, solution, 0.0)
 
+    def may_fit(self, space: Space) -> list[Proposal]:
+        """All that was proposed and fits by its prediction, whatever others needed."""
+        needed = space.memory.predicted
+        fitting = [s for d, s in space.proposed.items() if needed(d) <= self.budget]
+        return [self._proposal(space, solution, 0.0) for solution in fitting]
+
     def least_bytes(self, space: Space) -> int:
         """Bytes that are predicted for the smallest plan, after all corrections."""
         if not space.survey.bodies:
@@ -309,8 +309,8 @@ class Proposer:
         problem = best.space.problem(self.budget)
         model = evaluate(problem, best.decisions).seconds
         enough = model - CLEARLY * best.measured.step_seconds
-        candidates = self._by_people(best.space, 1.0)
-        faster = [c for c in candidates if evaluate(problem, c[1]).seconds <= enough]
+        own = self._by_people(best.space, 1.0)
+        faster = [one for one in own if evaluate(problem, one[1]).seconds <= enough]
         yield from self._hopeful(best, faster)
 
     def _hopeful(
@@ -320,9 +320,9 @@ class Proposer:
 
         Of programs of other variants not even the model's reserves are alike.
         """
-        seconds = best.measured.step_seconds
+        seconds, own = best.measured.step_seconds, best.space
         assert best.decisions is not None
-        base = evaluate(best.space.problem(self.budget), best.decisions)
+        base = evaluate(own.problem(self.budget), best.decisions)
         found: list[tuple[float, _Candidate]] = []
         for space, decisions, far in others:
             try:
@@ -332,15 +332,14 @@ class Proposer:
             expected = seconds + mine.seconds - base.seconds
             hope = expected - MISTAKEN * turnover(mine, base)
             room = self.budget * far - best.measured.compiled_bytes
-            fits = mine.device_bytes - base.device_bytes <= room
-            fits = fits or space is not best.space
+            fits = mine.device_bytes - base.device_bytes <= room or space is not own
             fits = fits and mine.host_bytes <= space.asked.host_budget
             if fits and hope < seconds * (1 - WORTH):
                 found.append((expected, (space, decisions, far)))
         for _, (space, decisions, far) in sorted(found, key=lambda one: one[0]):
             if space.memory.cautious(decisions, 1.0) / far > self.budget:
                 continue
-            if space is best.space:
+            if space is own:
                 yield self._like(best, decisions)
             else:
                 yield self._proposal(space, space.proposed[decisions], 1.0)
@@ -379,9 +378,8 @@ def _allowed(space: Space, decisions: Decisions) -> bool:
 
 def _neighbours(space: Space, decisions: Decisions) -> Iterator[Decisions]:
     """All decisions that differ in one value: one that is stored, or could be."""
-    for b, (body, chosen) in enumerate(
-        zip(space.survey.bodies, decisions, strict=True)
-    ):
+    pairs = zip(space.survey.bodies, decisions, strict=True)
+    for b, (body, chosen) in enumerate(pairs):
         for value in body.values:
             for decision in sorted(value.allowed):
                 if value.available or decision == (chosen[value.index] or "recompute"):

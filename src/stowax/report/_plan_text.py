@@ -326,7 +326,7 @@ def smallest_text(search: SearchRecord) -> str:
         if given
     ]
     which = f" with these {' and '.join(wishes)}" if wishes else ""
-    works = " that works" * (not wishes and search.smallest_budget_is == "compiled")
+    works = " known to work" * (not wishes and search.smallest_budget_is == "compiled")
     return f"{size}: the smallest budget{which or works}"
 
 

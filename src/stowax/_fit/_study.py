@@ -76,6 +76,7 @@ class Study:
                     written_seconds=unplanned_seconds(space.survey, problem),
                     least_bytes=min(least, written.device_total),
                 )
+                asked.programs.last = None  # not one of every batch at once
             probe = self.probes[batch]
             self.say(
                 f"batch {batch}: predicted {format_bytes(probe.written_bytes)} as "

@@ -180,10 +180,8 @@ class Proposer:
 
         Of programs near the least, what larger ones taught may be wrong.
         """
-        problems = (
-            space.problem(self.budget),
-            space.survey.problem(self.budget, space.host_left),
-        )
+        plain = space.survey.problem(self.budget, space.host_left)
+        problems = space.problem(self.budget), plain
         found = [self._timed(smallest, problem) for problem in problems]
         solution = min(found, key=lambda s: space.memory.expected(s.decisions))
         space.least.add(solution.decisions)
@@ -193,8 +191,7 @@ class Proposer:
     def may_fit(self, space: Space) -> list[Proposal]:
         """All that was proposed and fits by its prediction, whatever others needed."""
         needed = space.memory.predicted
-        fitting = [s for d, s in space.proposed.items() if needed(d) <= self.budget]
-        return [self._proposal(space, solution, 0.0) for solution in fitting]
+        return self._proposed(space, 0.0, lambda d: needed(d) <= self.budget)
 
     def least_bytes(self, space: Space) -> int:
         """Bytes that are predicted for the smallest plan, after all corrections."""
@@ -232,13 +229,20 @@ class Proposer:
 
     def _fastest(self, space: Space, target: int, caution: float) -> Proposal | None:
         """The fastest of all that was proposed and should stay within the budgets."""
-        fitting = [
-            self._proposal(space, solution, caution)
-            for solution in space.proposed.values()
-            if space.memory.cautious(solution.decisions, caution) <= target
-            and space.memory.on_host(solution.decisions) <= space.asked.host_budget
-        ]
+        needed = space.memory.cautious
+        fitting = self._proposed(space, caution, lambda d: needed(d, caution) <= target)
         return min(fitting, key=lambda p: p.seconds, default=None)
+
+    def _proposed(
+        self, space: Space, caution: float, fits: Callable[[Decisions], bool]
+    ) -> list[Proposal]:
+        """Those of a variant's proposals that fit the device, and the host's budget."""
+        on_host, host = space.memory.on_host, space.asked.host_budget
+        return [
+            self._proposal(space, solution, caution)
+            for decisions, solution in space.proposed.items()
+            if fits(decisions) and on_host(decisions) <= host
+        ]
 
     def _proposal(self, space: Space, solution: Solution, caution: float) -> Proposal:
         evaluation = evaluate(space.problem(self.budget), solution.decisions)
@@ -249,8 +253,6 @@ class Proposer:
             bytes=space.memory.cautious(solution.decisions, caution),
             seconds=evaluation.seconds,
         )
-
-    # --- beside a program that fits ---------------------------------------------------
 
     def beside(
         self,

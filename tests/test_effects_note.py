@@ -7,6 +7,7 @@ import pytest
 from jax.experimental import io_callback
 
 import stowax
+from stowax._plan._effect import why_it_does_not_fit
 from verified_steps import LARGE, arguments
 
 pytestmark = [pytest.mark.usefixtures("usual_promotion")]
@@ -66,3 +67,39 @@ def test_what_layers_call_is_called_once_or_they_are_left_and_named():
         calls.clear()
         jax.block_until_ready(plan.apply(step)(*args))
         assert len(calls) == 4
+
+
+def test_layers_inside_of_a_shard_map_are_said_to_run_as_written():
+    mesh = jax.make_mesh((8,), ("d",))
+    spread = jax.sharding.PartitionSpec("d")
+    whole = jax.sharding.PartitionSpec()
+
+    def step_with(wrapped):
+        def net(weights, x):
+            layer = wrapped(lambda x, w: (x + jnp.tanh(x @ w), None))
+            return jax.lax.pmean(jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2), "d")
+
+        loss = jax.shard_map(net, mesh=mesh, in_specs=(whole, spread), out_specs=whole)
+        return lambda weights, x: weights - jax.grad(loss)(weights, x)
+
+    def placed(where, *shape):
+        sharding = jax.sharding.NamedSharding(mesh, where)
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+    args = placed(whole, 6, 64, 64), placed(spread, 1024, 64)
+    step = step_with(lambda layer: layer)
+    found = stowax.plan(step, *args, target="cpu", budget="60%", progress=False)
+    assert not found.fits
+    note, *others = found.proof.notes
+    assert note.startswith("layers inside of jax.shard_map run as they are written")
+    assert note.endswith(
+        "With jax.checkpoint around the layer they keep little more than its input"
+    )
+    assert not any(other.startswith("no layers repeat") for other in others)
+    assert note in " ".join(why_it_does_not_fit(found).split())
+    # What it says to write helps.
+    step = step_with(jax.checkpoint)
+    budget = found.proof.budget_bytes
+    less = stowax.plan(step, *args, target="cpu", budget=budget, progress=False)
+    assert less.fits
+    assert note not in less.proof.notes

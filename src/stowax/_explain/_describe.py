@@ -182,6 +182,11 @@ _NESTED = (
     "backward pass reads, and that stays. With jax.checkpoint around the layer it is "
     "little more than the layer's input"
 )
+_MANUAL = (
+    "layers inside of jax.shard_map run as they are written: every device has a "
+    "program of its own there, and stowax decides on one for all. With jax.checkpoint "
+    "around the layer they keep little more than its input"
+)
 
 
 def notes(
@@ -223,7 +228,10 @@ def notes(
         )
     if survey.step.recording.nested and not fits:
         found.insert(0, _NESTED)
-    if not survey.bodies and not fits and not left:
+    manual = survey.step.recording.manual
+    if manual and not fits:
+        found.insert(0, _MANUAL)
+    if not survey.bodies and not fits and not left and not manual:
         found.insert(
             0,
             "no layers repeat in what is marked, and stowax moves the values of "

@@ -19,6 +19,7 @@ _WHY = (
     "what is marked runs",
     "the loop at ",
     "a gradient is taken inside",
+    "layers inside of jax.shard_map",
     "no layers repeat",
 )
 """Notes that begin so say why little of a step can be planned."""

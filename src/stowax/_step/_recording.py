@@ -85,8 +85,18 @@ class Recording:
 
         A loss with a penalty on a gradient, say.
         """
-        inside = [e for c in self.calls for e in _jax.open_jaxpr(c.jaxpr).eqns]
-        return any(map(is_backward, inside)) and not any(map(_checkpoints, inside))
+        inside = self._differentiated
+        checkpoints = any(_has(equation, is_checkpoint) for equation in inside)
+        return any(map(is_backward, inside)) and not checkpoints
+
+    @property
+    def manual(self) -> bool:
+        """Whether a part of what is differentiated is inside of `jax.shard_map`."""
+        return any(_has(equation, _is_manual) for equation in self._differentiated)
+
+    @property
+    def _differentiated(self) -> list[Any]:
+        return [e for call in self.calls for e in _jax.open_jaxpr(call.jaxpr).eqns]
 
     def replay(self, rewriter: Rewriter, values: Sequence[Any]) -> list[Any]:
         """The step's flat results, each marked call run as `rewriter` decides.
@@ -105,12 +115,14 @@ class Recording:
         ]
 
 
-def _checkpoints(equation: Any) -> bool:
-    """Whether an equation is a `jax.checkpoint`, or has one inside."""
+def _has(equation: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether an equation is a wanted one, or has one inside."""
     inner = _jax.jaxprs_in(equation.params)
-    return is_checkpoint(equation) or any(
-        _checkpoints(e) for jaxpr in inner for e in jaxpr.eqns
-    )
+    return wanted(equation) or any(_has(e, wanted) for j in inner for e in j.eqns)
+
+
+def _is_manual(equation: Any) -> bool:
+    return equation.primitive.name == "shard_map"
 
 
 def record_step(

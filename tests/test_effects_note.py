@@ -99,7 +99,6 @@ def test_layers_inside_of_a_shard_map_are_said_to_run_as_written():
     assert note in " ".join(why_it_does_not_fit(found).split())
     # What it says to write helps.
     step = step_with(jax.checkpoint)
-    budget = found.proof.budget_bytes
-    less = stowax.plan(step, *args, target="cpu", budget=budget, progress=False)
-    assert less.fits
+    less = stowax.plan(step, *args, target="cpu", progress=False)
+    assert less.device_bytes < 0.75 * found.device_bytes
     assert note not in less.proof.notes

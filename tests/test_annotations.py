@@ -13,8 +13,11 @@ TESTS = pathlib.Path(__file__).parent
 SOURCE = str(pathlib.Path(stowax.__file__).parents[1])
 # No bad input among them: its tests want stowax's own messages.
 FILES = (
-    *("test_memory.py", "test_planner.py"),
-    *("test_update_run.py", "test_verify_optimizers.py", "test_hazards_stacks.py"),
+    "test_memory.py",
+    "test_planner.py",
+    "test_update_run.py",
+    "test_verify_optimizers.py",
+    "test_hazards_stacks.py",
 )
 
 

@@ -1,4 +1,4 @@
-"""Scanned layers whose effects must not happen twice run as they are written."""
+"""What runs as it is written, and says so: effects, and layers in a `shard_map`."""
 
 import jax
 import jax.numpy as jnp
@@ -69,24 +69,26 @@ def test_what_layers_call_is_called_once_or_they_are_left_and_named():
         assert len(calls) == 4
 
 
+SPREAD, WHOLE = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
+
+
+def placed(mesh, where, *shape):
+    sharding = jax.sharding.NamedSharding(mesh, where)
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+
 def test_layers_inside_of_a_shard_map_are_said_to_run_as_written():
     mesh = jax.make_mesh((8,), ("d",))
-    spread = jax.sharding.PartitionSpec("d")
-    whole = jax.sharding.PartitionSpec()
 
     def step_with(wrapped):
         def net(weights, x):
             layer = wrapped(lambda x, w: (x + jnp.tanh(x @ w), None))
             return jax.lax.pmean(jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2), "d")
 
-        loss = jax.shard_map(net, mesh=mesh, in_specs=(whole, spread), out_specs=whole)
+        loss = jax.shard_map(net, mesh=mesh, in_specs=(WHOLE, SPREAD), out_specs=WHOLE)
         return lambda weights, x: weights - jax.grad(loss)(weights, x)
 
-    def placed(where, *shape):
-        sharding = jax.sharding.NamedSharding(mesh, where)
-        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-
-    args = placed(whole, 6, 64, 64), placed(spread, 1024, 64)
+    args = placed(mesh, WHOLE, 6, 64, 64), placed(mesh, SPREAD, 1024, 64)
     step = step_with(lambda layer: layer)
     found = stowax.plan(step, *args, target="cpu", budget="60%", progress=False)
     assert not found.fits
@@ -102,3 +104,22 @@ def test_layers_inside_of_a_shard_map_are_said_to_run_as_written():
     less = stowax.plan(step, *args, target="cpu", progress=False)
     assert less.device_bytes < 0.75 * found.device_bytes
     assert note not in less.proof.notes
+
+
+def test_a_shard_map_within_layers_that_are_planned_is_no_reason():
+    mesh = jax.make_mesh((8,), ("d",))
+
+    def inner(x):
+        return jax.lax.fori_loop(0, 2, lambda _, x: jnp.sin(x), x)
+
+    def step(weights, x):
+        apart = jax.shard_map(inner, mesh=mesh, in_specs=SPREAD, out_specs=SPREAD)
+        layer = lambda x, w: (x + apart(jnp.tanh(x @ w)), None)
+        loss = lambda w: jnp.mean(jax.lax.scan(layer, x, w)[0] ** 2)
+        return weights - jax.grad(loss)(weights)
+
+    args = placed(mesh, WHOLE, 6, 64, 64), placed(mesh, SPREAD, 1024, 64)
+    found = stowax.plan(step, *args, target="cpu", budget="1KiB", progress=False)
+    assert found.program.stacks
+    assert not found.fits
+    assert not any("jax.shard_map" in note for note in found.proof.notes)

@@ -12,8 +12,6 @@ from stowax._records._stages import Options
 from stowax._survey import _programs
 from stowax._survey._survey import Survey, lowered, predict
 
-MIB = 2**20
-
 
 def train_step(weights, x):
     def loss(weights):

@@ -1,7 +1,5 @@
 """Decisions fill the budget: what there is room for stays on the device."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -146,13 +144,11 @@ def test_what_fits_by_its_prediction_is_compiled_whatever_others_needed(monkeypa
     space.proposed.update({solution.decisions: solution for solution in known})
     _, good = (solution.decisions for solution in known)
 
-    def compiled(survey, what, decisions, options, **known):
-        found = compiler(survey, what, decisions, options, **known)
-        if decisions == good:
-            return found
-        trial = found.trial
-        trial.compiled_bytes = 3 * budget
-        return dataclasses.replace(found, trial=trial)
+    def compiled(survey, what, decisions, options, **told):
+        found = compiler(survey, what, decisions, options, **told)
+        if decisions != good:
+            found.trial.compiled_bytes = 3 * budget
+        return found
 
     monkeypatch.setattr(_loop, "compile_and_read", compiled)
     best = search.run()

@@ -228,10 +228,10 @@ def notes(
         )
     if survey.step.recording.nested and not fits:
         found.insert(0, _NESTED)
-    manual = survey.step.recording.manual
-    if manual and not fits:
+    repeats = any(not t.stack.segment for t in survey.step.stacks.values())
+    if survey.step.recording.manual and not repeats and not fits:
         found.insert(0, _MANUAL)
-    if not survey.bodies and not fits and not left and not manual:
+    elif not survey.bodies and not fits and not left:
         found.insert(
             0,
             "no layers repeat in what is marked, and stowax moves the values of "

@@ -19,7 +19,7 @@ from .._survey._asked import Asked
 from .._survey._held import holding
 from .._survey._preferences import Preferences
 from .._survey._survey import Survey
-from .._survey._take import nothing_surveyed, take_survey
+from .._survey._take import take_survey
 from .._trial._compiled import Measured
 from ._correction import Memory, Stalls, stalled
 
@@ -171,10 +171,14 @@ def rolled_space(asked: Asked, budget: int, least: int) -> Space:
 
 def unsurveyed_space(asked: Asked, budget: int) -> Space:
     """The step as it is written; nothing is known of what could be decided."""
-    machine, options = asked.machine, asked.options
-    step = asked.programs.step(asked.recording, asked.specs, options)
-    nothing = nothing_surveyed(asked.step, asked.specs, step, machine, options)
-    survey = dataclasses.replace(nothing, programs=asked.programs)
+    survey = Survey(
+        function=asked.step,
+        specs=asked.specs,
+        step=asked.programs.step(asked.recording, asked.specs, asked.options),
+        target=asked.machine,
+        options=asked.options,
+        programs=asked.programs,
+    )
     return new_space("unsurveyed", asked, budget, survey)
 
 

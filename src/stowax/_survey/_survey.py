@@ -66,11 +66,11 @@ class Survey:
     step: Step
     target: Target
     options: Options
-    bodies: tuple[Body, ...]
-    other_seconds: float
-    reserved_bytes: int
-    update_reserved_bytes: int
-    unpriced: tuple[str, ...]
+    bodies: tuple[Body, ...] = ()
+    other_seconds: float = 0.0
+    reserved_bytes: int = 0
+    update_reserved_bytes: int = 0
+    unpriced: tuple[str, ...] = ()
     straight_reserves: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refused: tuple[str, ...] = ()
     state: State | None = None

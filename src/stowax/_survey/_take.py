@@ -39,28 +39,6 @@ from ._storing import with_storing
 from ._survey import Survey, predict, read_in_backward, stored_bytes
 
 
-def nothing_surveyed(
-    function: Callable[..., Any],
-    specs: tuple[Any, ...],
-    step: Step,
-    target: Target,
-    options: Options,
-) -> Survey:
-    """A step that is only run as it is written."""
-    return Survey(
-        function=function,
-        specs=specs,
-        step=step,
-        target=target,
-        options=options,
-        bodies=(),
-        other_seconds=0.0,
-        reserved_bytes=0,
-        update_reserved_bytes=0,
-        unpriced=(),
-    )
-
-
 def take_survey(
     function: Callable[..., Any],
     specs: tuple[Any, ...],
@@ -77,8 +55,12 @@ def take_survey(
     Arrays under `least_bytes` stay on the device. `gradients_on_host` and `programs`:
     see `Survey`.
     """
-    blank = dataclasses.replace(
-        nothing_surveyed(function, specs, step, target, options),
+    blank = Survey(
+        function=function,
+        specs=specs,
+        step=step,
+        target=target,
+        options=options,
         least_bytes=least_bytes,
         gradients_on_host=gradients_on_host,
         programs=programs or Programs(),

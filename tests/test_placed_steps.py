@@ -116,3 +116,50 @@ def test_numbers_beside_arrays_on_an_explicit_mesh_of_one_device():
     got = plan.apply(step)(*args)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def spread(mesh, way):
+    """A step that spreads over `mesh` what it is given anywhere."""
+    here = NamedSharding(mesh, PartitionSpec("d"))
+
+    def layer(y, w):
+        return y + jnp.tanh(y @ w["w"]) @ w["v"], None
+
+    def apart(y):
+        return jax.lax.pmean(jnp.mean(y**2), "d")
+
+    def loss(params, x):
+        if way == "constraint":
+            x = jax.lax.with_sharding_constraint(x, here)
+        y, _ = jax.lax.scan(layer, x, params)
+        if way == "constraint":
+            return jnp.mean(y**2)
+        spec = PartitionSpec("d"), PartitionSpec()
+        return jax.shard_map(apart, mesh=mesh, in_specs=spec[0], out_specs=spec[1])(y)
+
+    def step(params, x):
+        loss_, grads = jax.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss_
+
+    return step
+
+
+@pytest.mark.parametrize("way", ["constraint", "shard_map"])
+@pytest.mark.parametrize("target", [None, "h200x4"])
+def test_arrays_that_are_put_nowhere_go_where_the_step_spreads_them(way, target):
+    draw = np.random.default_rng(0).normal
+    make = lambda: {
+        name: jnp.asarray(0.05 * draw(size=(4, 64, 64)), jnp.float32) for name in "wv"
+    }
+    params, x = make(), np.asarray(draw(size=(4096, 64)), np.float32)
+    step = spread(jax.sharding.Mesh(jax.devices()[:4], ("d",)), way)
+    planned = stowax.jit(step, budget="70%", target=target, progress=False)
+    given = jax.tree.map(jnp.copy, params)
+    for _ in range(3):
+        params, want = jax.jit(step)(params, x)
+        given, got = planned(given, x)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert planned.plan.fits
+    assert any(d.decision == "recompute" for d in planned.plan.decisions)
+    if target is None:
+        assert stowax.verify(step, planned.plan, make(), x)

@@ -8,7 +8,7 @@ What copies were waited for under one budget is not believed under another.
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -31,8 +31,9 @@ from .._step._recording import Recording
 from .._step._trace import reading_less, record_for
 from .._survey._asked import Asked
 from .._survey._programs import Programs
+from .._target._foreign import stood_in
 from .._target._machine import Target
-from .._target._specs import put_in_device_memory
+from .._target._specs import put_in_device_memory, spread_specs
 from .._units import format_bytes
 
 
@@ -50,9 +51,11 @@ def traced(
     args: Sequence[Any],
     machine: Target,
     donated: Collection[int] | None,
-) -> tuple[tuple[Any, ...], Recording]:
-    """`args` on the target, and the step's one trace.
+) -> tuple[Target, tuple[Any, ...], Recording]:
+    """The target, `args` on it, and the step's one trace.
 
+    Meshes that the step itself names decide where what is put nowhere lies, and stand
+    in for the target's where they are this machine's.
     All of them are on the device there: a plan may be asked for with what another one
     placed. An error names the argument as `plan` knows it.
 
@@ -64,7 +67,30 @@ def traced(
     except ArgumentError as error:
         name = error.argument.replace("specs[", "args[", 1)
         raise ArgumentError(name, error.got, error.instead) from None
-    return specs, dataclasses.replace(record_for(step, specs), donated=donated)
+    recording = record_for(step, specs)
+    if meshes := _meshes(recording):
+        machine = stood_in(machine, args, meshes)
+        specs = put_in_device_memory(
+            spread_specs(machine.devices, tuple(args), machine.name)
+        )
+    return machine, specs, dataclasses.replace(recording, donated=donated)
+
+
+def _meshes(recording: Recording) -> list[jax.sharding.Mesh]:
+    """Those of several devices that the step itself names, in a constraint, say."""
+    parts = [recording.jaxpr, *(call.jaxpr for call in recording.calls)]
+    named = [mesh for part in parts for mesh in _meshes_in(_jax.open_jaxpr(part))]
+    return [*dict.fromkeys(mesh for mesh in named if mesh.size > 1)]
+
+
+def _meshes_in(jaxpr: Any) -> Iterator[jax.sharding.Mesh]:
+    for equation in jaxpr.eqns:
+        for thing in jax.tree.leaves([*equation.params.values()]):
+            mesh = getattr(thing, "mesh", thing)
+            if isinstance(mesh, jax.sharding.Mesh):
+                yield mesh
+        for inner in _jax.jaxprs_in(equation.params):
+            yield from _meshes_in(inner)
 
 
 def _check_nodes(args: Sequence[Any]) -> None:

@@ -200,7 +200,7 @@ def asked_for(
     programs = cache_in(cache)
     say = _asked.sayer(progress, started)
     say(f"tracing {getattr(step, '__name__', 'the step')}")
-    specs, recording = traced(step, args, machine, donated)
+    machine, specs, recording = traced(step, args, machine, donated)
     return Asked(
         step=step,
         specs=specs,

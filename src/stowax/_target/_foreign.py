@@ -11,6 +11,7 @@ devices stand in for the target's: the step is traced over them, and compiled fo
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -49,17 +50,21 @@ def target_for(wanted: str | Target | None, args: Any) -> Target:
     )
 
 
-def stood_in(machine: Target, args: Any) -> Target:
+def stood_in(machine: Target, args: Any, meshes: Sequence[Any] = ()) -> Target:
     """`machine`, with the devices that types of `args` name in the place of its own.
+
+    Or that `meshes` are over, which the step itself names.
 
     Where it is not there, and these are attached.
 
     **Raises:** `ArgumentError` where they are more than it has, or beside its own.
     """
-    named = dict.fromkeys(d for mesh in _meshes(args) for d in mesh.devices.flat)
+    named = dict.fromkeys(
+        d for mesh in (*_meshes(args), *meshes) for d in mesh.devices.flat
+    )
     devices = tuple(named)
     own, here = machine.devices, {*attached_devices(None)}
-    if not machine.compile_only or not devices or not {*devices} <= here:
+    if not machine.compile_only or not devices or not {*devices} <= here - {*own}:
         return machine
     if not {*own}.isdisjoint(d for s in _shardings(args) for d in s.device_set):
         raise ArgumentError(

@@ -131,14 +131,16 @@ def shaken(leaf: Any, rounding: Rounding, seed: int, number: int = 0) -> Any:
     """`leaf` with an eighth of its elements moved by a unit, up or down; floats alone.
 
     A rounding is off by up to half a unit, with a variance of a twelfth of one squared:
-    this is a half more. The shape, the dtype and the sharding stay. Of two arguments,
-    which have different `number`s, other elements move.
+    this is a half more. The shape, the dtype and the sharding stay; what was put
+    nowhere still is. Of two arguments, which have different `number`s, other elements
+    move.
     """
     if not hasattr(leaf, "dtype") or not is_float(leaf):
         return leaf
     by = 2 * max(rounding.unit, unit_of(leaf.dtype))
     mixed = (seed * 0x9E3779B1 + number * 0x85EBCA77 + 1) & 0xFFFFFFFF
-    return jax.device_put(_shake(leaf, jnp.uint32(mixed), by), leaf.sharding)
+    moved = _shake(leaf, jnp.uint32(mixed), by)
+    return jax.device_put(moved, leaf.sharding) if leaf.committed else moved
 
 
 @jax.jit

@@ -110,3 +110,20 @@ def test_a_step_that_teaches_nothing_is_refused():
         "step: neither what it returns nor the objects that it is given hold new "
         "parameters after it, so a loop over it learns nothing. Return the new "
     )
+
+
+def test_what_the_step_takes_by_name():
+    def step(params, *, batch, kind="mse"):
+        def loss(params):
+            y, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), batch, params)
+            return jnp.mean(y**2 if kind == "mse" else jnp.abs(y))
+
+        loss_, grads = jax.value_and_grad(loss)(params)
+        return params - 0.1 * grads, loss_
+
+    step = jax.jit(step, static_argnames="kind")
+    params = 0.1 * jax.random.normal(jax.random.key(0), (4, 64, 64))
+    given = {"batch": jnp.ones((1024, 64)), "kind": "mae"}
+    plan = stowax.plan(step, params, **given, budget="80%", progress=False)
+    assert plan.outcome != "unneeded"
+    assert stowax.verify(step, plan, params, **given, progress=False)

@@ -10,15 +10,15 @@ is bisected to the decision that makes it so (`_blame`).
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
 
-from .._calling._calling import flattened
+from .._calling._calling import Taken, flattened
 from .._calling._known import known
 from .._calling._objects import together
-from .._errors import ArgumentError
+from .._errors import ArgumentError, CallError, did_you_mean
 from .._jax import argument_path
 from .._plan import _asked
 from .._plan._plan import Plan
@@ -55,6 +55,7 @@ def verify(
     reference: ReferenceName = "device",
     blame: bool = True,
     progress: _asked.Progress = None,
+    **kwargs: Any,
 ) -> Verification:
     """Runs `step` with its plan and without, and compares everything it returns.
 
@@ -71,9 +72,9 @@ def verify(
     **Arguments:**
 
     - `step`, `plan`: the training step, and the plan that was made for it.
-    - `args`: what the step is called with, arrays. They are left as they are: the runs
-      get copies. What is on the device takes its room beside the run's own state;
-      where that is too much, give numpy arrays (`jax.device_get(state)`).
+    - `args`, `kwargs`: what the step is called with, arrays. They are left as they
+      are: the runs get copies. What is on the device takes its room beside the run's
+      own state; where that is too much, give numpy arrays (`jax.device_get(state)`).
     - `steps`: how many in a row.
     - `reference`: what runs the plain step: `"device"`, or `"cpu"`, the host's
       processor, for a step that does not fit on the device without its plan.
@@ -95,11 +96,11 @@ def verify(
     ```
     """
     started = time.perf_counter()
-    _check(plan, steps, reference)
-    _asked.check_kinds(None, (), None, None, progress)
-    say = _asked.sayer(progress, started)
     with together():
-        taken, _, flat = flattened(known(step), args, {})
+        taken, flat = _taken(step, args, kwargs)
+        _check(plan, steps, reference)
+        _asked.check_kinds(None, (), None, None, progress)
+        say = _asked.sayer(progress, started)
         return _verified(
             flat,
             dataclasses.replace(
@@ -113,6 +114,22 @@ def verify(
             say=say,
             started=started,
         )
+
+
+def _taken(
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Taken, Callable[..., Any]]:
+    """The step's arguments taken apart, and the step as a function of their arrays.
+
+    **Raises:** `CallError` for a name that neither the step nor `verify` has.
+    """
+    try:
+        taken, _, flat = flattened(known(step), args, kwargs)
+    except CallError as error:
+        options = "steps", "reference", "blame", "progress"
+        instead = did_you_mean(error.argument, options) + error.instead
+        raise CallError(error.argument, error.got, instead) from None
+    return taken, flat
 
 
 def _verified(

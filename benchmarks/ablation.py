@@ -91,6 +91,10 @@ def _zero(*_: Any) -> int:
     return 0
 
 
+def _no_blocks(rolled: Any, _: Any) -> tuple[Any, int]:
+    return rolled.survey.options, 0
+
+
 def _plain(_: Any, chosen: Any, *__: Any, **___: Any) -> dict[int, str]:
     pairs = enumerate(chosen)
     return {i: str(how) for i, how in pairs if how in ("keep", "offload")}
@@ -108,6 +112,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "no policies by hand": {"_search._propose.Proposer._by_people": _none},
     "no other variants": {"_search._loop.WHERE_NOTHING_FITS": ()},
     "layers never as written": {"_search._loop.BESIDE": ()},
+    "no blocks within layers": {"_search._variants._blocks": _no_blocks},
     "layers never left alone": {"_search._propose.Proposer._left_alone": _found},
     "nothing that nearly fits": {"_search._loop.NEARLY": 1.0},
     "one round of settling": {"_search._propose._ROUNDS": 1},

@@ -40,7 +40,7 @@ from benchmarks import _record, differential_table
 COMMAND = "python -m benchmarks differential"
 PLAIN, ATTACHED = "plain", "attached"
 SECONDS_OF_A_PROGRAM = 240
-DECISIONS = 6
+DECISIONS = 8
 """How often decisions are drawn for a program, after its search was judged."""
 _PROGRAMS_OF_A_PROCESS = 50
 # XLA takes a quarter as long so, and rounds less differently from program to program.

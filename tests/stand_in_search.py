@@ -10,7 +10,7 @@ import types
 from planner_problems import problem
 from stowax._planner import evaluate
 from stowax._records._stages import Options, Point
-from stowax._search import _loop, _variants
+from stowax._search import _loop, _space
 from stowax._search._correction import Memory
 from stowax._search._loop import Search
 from stowax._search._space import Space
@@ -163,7 +163,7 @@ def searching(monkeypatch, body, budget, *, target=GPU, may_stay=False, **made_u
     question = survey.problem(budget, asked.host_budget)
     compiler = Compiler(question, **made_up)
     monkeypatch.setattr(_loop, "compile_and_read", compiler)
-    monkeypatch.setattr(_variants, "compile_and_read", compiler)
+    monkeypatch.setattr(_space, "compile_and_read", compiler)
     monkeypatch.setattr(_loop, "WHERE_NOTHING_FITS", ())
     monkeypatch.setattr(_loop, "BESIDE", ())
     monkeypatch.setattr(_loop, "asks_for_more", lambda space: not may_stay)

@@ -120,7 +120,7 @@ def test_a_body_that_holds_a_value_of_a_trace_is_not_known_to_the_next(split):
     @jax.jit
     def outer(scale, x):
         body = trace(lambda x: [x * scale], x)
-        held = linearize(body, (0,), (0, 1))
+        held = linearize(body, (0,), (0, 1), 0)
         return evaluate(held.forward.jaxpr, [x])[0]
 
     for scale in (2.0, 5.0):

@@ -5,12 +5,15 @@ every value and every part of the state goes its own way, so that a program is r
 plans that no budget leads to, at a tenth of a search's time.
 """
 
+import contextlib
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import jax
 
 import stowax
+from stowax._jaxprs import _tile_region, _wide
 from stowax._planner._baselines import named
 from stowax._records._stages import Options, least_bytes
 from stowax._state._places import Kind, mesh_of, put
@@ -44,8 +47,20 @@ class Drawn:
         return jax.tree.unflatten(structure, [put(a, k, mesh) for a, k in pairs])
 
 
-WAYS = ("rolled", "straight", "in groups")
-"""How a step is read: with loops over layers, as it is written, in groups of layers."""
+WAYS = ("rolled", "straight", "in groups", "in blocks")
+"""How a step is read: with loops over layers, as it is written, in groups of layers,
+wide products within layers in blocks."""
+
+
+@contextlib.contextmanager
+def small_is_wide():
+    """Any product within a layer runs in blocks, of few numbers and of narrow ones."""
+    with (
+        mock.patch.object(_tile_region, "_LEAST_ROWS", 1),
+        mock.patch.object(_tile_region, "_ESCAPES_LAYER", 4),
+        mock.patch.object(_wide, "_WIDER", 0.5),
+    ):
+        yield
 
 
 def surveyed(step, args, keywords, wishes, budget, *, way="rolled"):
@@ -65,6 +80,7 @@ def surveyed(step, args, keywords, wishes, budget, *, way="rolled"):
         as_written=way == "straight",
         segments=way == "straight",
         group=2 if way == "in groups" else 0,
+        layer_blocks=3 if way == "in blocks" else 0,
         early_gradients=True,
     )
     traced = trace_step(record_for(step, specs), specs, options)

@@ -23,7 +23,13 @@ from stowax._records._plan import stored_by
 from .build import build, surroundings
 from .choosers import SeededChooser
 from .compare import difference, moved, on_host, rounding_of
-from .decide import WAYS, draw_decisions, pins_that_hold, surveyed
+from .decide import (
+    WAYS,
+    draw_decisions,
+    pins_that_hold,
+    small_is_wide,
+    surveyed,
+)
 
 STEPS = 5
 OUTCOMES = ("planned", "as written", "refused", "wrong", "foreign", "same error")
@@ -259,10 +265,11 @@ def _verdicts(plain, wishes, front, decisions):
         )
         for number in range(decisions):
             way = WAYS[number % len(WAYS)]
-            found = (way != "rolled" and read(way)) or survey
-            if not found.bodies:
-                continue
-            yield _under_decisions(plain, found, number)
+            with small_is_wide() if way == "in blocks" else contextlib.nullcontext():
+                found = (way != "rolled" and read(way)) or survey
+                if not found.bodies:
+                    continue
+                yield _under_decisions(plain, found, number)
 
 
 def _surveyed(plain, wishes, budget, *, way="rolled"):

@@ -3,13 +3,12 @@
 Pure bookkeeping on records; nothing here decides anything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._hardware._pinned import beyond_the_pool
 from .._jaxprs._canonical import outline
 from .._layers._rewrite import loops_with_effects
-from .._layers._stack import Stack
 from .._planner import baselines, evaluate, policies
 from .._records._plan import Baseline, DecisionRecord, StackRecord
 from .._records._stages import (
@@ -22,6 +21,7 @@ from .._records._stages import (
     updated_on_host,
 )
 from .._search._space import Space
+from .._step._trace import TracedStack
 from .._survey._apply import StepPlan
 from .._survey._preferences import Preferences
 from .._survey._survey import Survey
@@ -126,6 +126,7 @@ def stack_records(
                 segment=traced.stack.segment,
                 tiles=traced.stack.tiles,
                 group=traced.stack.group,
+                blocks=tuple(product.source for product in traced.body.blocks),
                 fingerprint=traced.body.forward.fingerprint,
                 forward_seconds=body.forward_seconds,
                 backward_seconds=body.backward_seconds,
@@ -211,7 +212,7 @@ def notes(
     if unrolled:
         found.insert(0, _UNROLLED)
     if decisions:
-        stacks = [traced.stack for traced in survey.step.stacks.values()]
+        stacks = survey.step.stacks.values()
         found[:0] = _ways_of_running(stacks, roll=survey.options.roll)
     left = survey.step.recording.left
     if left:
@@ -260,9 +261,18 @@ def notes(
     return tuple(found)
 
 
-def _ways_of_running(stacks: Sequence[Stack], *, roll: bool) -> list[str]:
+def _ways_of_running(traced: Iterable[TracedStack], *, roll: bool) -> list[str]:
     """What runs otherwise than the user wrote it: blocks, groups, segments."""
-    found = []
+    found, stacks = [], [one.stack for one in traced]
+    products = [product for one in traced for product in one.body.blocks]
+    if products:
+        places = dict.fromkeys(short_source(product.source) for product in products)
+        found.append(
+            f"what is made of the product at {' and at '.join(places)} runs in "
+            f"{max(product.count for product in products)} blocks within its layer, "
+            "each computed again for its gradient: gradients of what all blocks read "
+            "are added up in another order. forbid=('tile',) rules it out"
+        )
     tiles = [stack for stack in stacks if stack.tiles]
     if tiles:
         places = dict.fromkeys(short_source(stack.source) for stack in tiles)

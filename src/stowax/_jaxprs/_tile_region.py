@@ -22,6 +22,9 @@ _SEEDS = 4
 ESCAPES = 1 / 8
 """Part of the product's bytes that may come out of the region, sums included."""
 
+_ESCAPES_LAYER = 1 / 2
+"""The same within a layer: what feeds forward is 2 to 4 times as wide as its result."""
+
 _LEAST_ROWS = 128
 """Rows of a block's product: fewer would not fill a matrix unit."""
 
@@ -60,13 +63,16 @@ class Tiling:
         return self.steps % self.count
 
 
-def find_tiling(program: Program, most: int, least: int = 0) -> Tiling | None:
+def find_tiling(
+    program: Program, most: int, least: int = 0, *, in_layer: bool = False
+) -> Tiling | None:
     """The region around the largest product that may run in at most `most` blocks.
 
-    Of products that make at least `least` bytes.
+    Of products that make at least `least` bytes. One `in_layer` ends where all is
+    narrow again: of attention, at what the scores make of the values.
 
-    Over several devices the first axis of what is cut stays whole: batches are spread
-    along it.
+    Over several devices the first axis of what is cut stays whole, and so do those that
+    both operands have: examples, or heads, may be spread along them.
 
     >>> from stowax._jaxprs._jaxpr import Program, inline
     >>> from stowax._jaxprs._tile_region import find_tiling
@@ -79,25 +85,39 @@ def find_tiling(program: Program, most: int, least: int = 0) -> Tiling | None:
     (8, (), 1)
     """
     live = {*program.closure(program.outputs_read, (), effects=True)}
-    barred = {
-        k for r in find_repeats(program.jaxpr) for block in r.blocks for k in block
-    }
+    repeats = () if in_layer else find_repeats(program.jaxpr)
+    barred = {k for r in repeats for block in r.blocks for k in block}
     free = [k for k in range(len(program.nodes)) if k in live and k not in barred]
     wide = [k for k in free if wide_sides(program, k)]
     wide = [k for k in wide if bytes_of(program, program.nodes[k].outputs[0]) >= least]
     wide.sort(key=lambda k: -bytes_of(program, program.nodes[k].outputs[0]))
     for seed in wide[:_SEEDS]:
         found = [
-            _Region(program, free, seed, side).grown(lane, most)
+            _grown(_Region(program, free, seed, side), lane, most, in_layer)
             for side in wide_sides(program, seed)
             for lane in lanes_of(program.nodes[seed].equation)
             if lane.ins[side] is not None
             and not lane.summed
-            and not (lane.ins[side] == 0 and _is_spread(program, seed))
+            and not (_is_spread(program, seed) and _may_be_spread(lane, side))
         ]
         if any(found):
             return max(filter(None, found), key=lambda t: (t.count, -t.left))
     return None
+
+
+def _grown(region: "_Region", lane: Lane, most: int, in_layer: bool) -> Tiling | None:
+    """The whole region from a product on, or what of it is wide."""
+    if not in_layer:
+        return region.grown(lane, most)
+    region.most_out = int(region.bytes * _ESCAPES_LAYER)
+    region.grown(lane, most)
+    wide = _Region(region.program, region.without_end(), region.seed, region.side)
+    wide.most_out = region.most_out
+    return wide.grown(lane, most)
+
+
+def _may_be_spread(lane: Lane, side: int) -> bool:
+    return lane.ins[side] == 0 or None not in lane.ins
 
 
 def _is_spread(program: Program, position: int) -> bool:
@@ -132,7 +152,7 @@ class _Region:
         self.program, self.free = program, free
         self.seed, self.side = seed, side
         self.bytes = bytes_of(program, program.nodes[seed].outputs[0])
-        self.large = int(self.bytes * ESCAPES)
+        self.large = self.most_out = int(self.bytes * ESCAPES)
         self.lanes: dict[int, Lane] = {}
         self.axes: dict[int, Axis] = {}
         self.own: dict[int, Axis] = {}
@@ -156,6 +176,19 @@ class _Region:
             elif any(i in self.own or i in self.beyond for i in node.inputs):
                 self.beyond.update(node.outputs)
         return self._tiling(most)
+
+    def without_end(self) -> list[int]:
+        """The free nodes but those at the region's end that touch nothing large."""
+        ending, read = set[int](), set[int]()
+        for position in sorted(self.lanes.keys() - self.lent, reverse=True):
+            node = self.program.nodes[position]
+            touched = (*node.outputs, *node.read_values)
+            large = any(bytes_of(self.program, i) > self.most_out for i in touched)
+            if large or not read.isdisjoint(node.outputs):
+                read.update(node.read_values)
+            else:
+                ending.add(position)
+        return [k for k in self.free if k not in ending]
 
     def _lane_of(self, position: int) -> Lane | None:
         """Along which lane a node works on the region's blocks; none if it does not."""
@@ -236,7 +269,7 @@ class _Region:
         returned = tuple((i, axis) for i, axis in out if axis is not None)
         escaping = sum(bytes_of(program, i) for i, _ in out)
         count, steps = self._count(most)
-        if not count or not out or escaping > self.large or not self._is_sound():
+        if not count or not out or escaping > self.most_out or not self._is_sound():
             return None
         return Tiling(
             count=count,

@@ -6,12 +6,16 @@ can run in a loop over blocks of tokens that never has all logits at once. No fo
 loss is looked for: what counts is that every operation has a lane (`_lanes`) along
 which the blocks do not know of one another, and that little comes out whole.
 
+What wide products within a layer make runs so, too (`layer_in_blocks`): there the loop
+is part of the layer, and computes its blocks again.
+
 `find_tiling` (`_tile_region`) grows such a region from the product on. `tiled` writes
 the program with the region as a scan; that is a stack like every other then, whose
 values are kept, or computed again block by block. Numbers are those of the program but
 for the order of sums over tokens: of scalars, and of gradients that all blocks add to.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +31,9 @@ from ._tile_region import ESCAPES, Tiling, find_tiling, values_of
 
 SCOPE = "stowax.tiles"
 """Named scope of the loop over blocks."""
+
+LAYER_SCOPE = "stowax.blocks"
+"""The same of a loop within a layer."""
 
 _REGIONS = 4
 """Regions of a program at most: heads of their own for several tokens ahead."""
@@ -47,8 +54,41 @@ def all_tiled(program: Program, most: int) -> Program | None:
     return program
 
 
-def tiled(program: Program, tiling: Tiling) -> Program:
-    """The program with its region as a scan over blocks."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class InBlocks:
+    """A wide product within a layer: its line, its bytes, and in how many blocks."""
+
+    source: str
+    bytes: int
+    count: int
+
+
+def layer_in_blocks(
+    program: Program, most: int
+) -> tuple[Program, tuple[InBlocks, ...]]:
+    """A layer with what its wide products make in at most `most` blocks.
+
+    Scores of attention and what feeds forward, say. Blocks are computed again for their
+    gradients, so that no more than one of them is there at a time.
+
+    **Returns:** also the products that run in blocks.
+    """
+    products: list[InBlocks] = []
+    least = 0
+    while len(products) < _REGIONS:
+        found = find_tiling(program, most, least, in_layer=True)
+        if found is None:
+            break
+        source = _jax.source_text(program.nodes[min(found.own)].equation)
+        product = InBlocks(source=source, bytes=found.bytes, count=found.count)
+        products.append(product)
+        least = max(least, int(found.bytes * ESCAPES))
+        program = tiled(program, found, again=True)
+    return program, tuple(products)
+
+
+def tiled(program: Program, tiling: Tiling, *, again: bool = False) -> Program:
+    """The program with its region as a scan over blocks, computed `again` or not."""
     nodes, beyond = program.nodes, _beyond(program, tiling)
     reads, inside = values_of(program, tiling.lanes)
     wanted = {i for k in beyond for i in nodes[k].read_values} | program.outputs_read
@@ -67,8 +107,9 @@ def tiled(program: Program, tiling: Tiling) -> Program:
                 env.update(zip(nodes[k].outputs, out, strict=True))
 
         run_nodes(early)
-        with _jax.source_of(nodes[min(tiling.own)].equation), jax.named_scope(SCOPE):
-            env.update(_run_blocks(program, tiling, env))
+        scope = LAYER_SCOPE if again else SCOPE
+        with _jax.source_of(nodes[min(tiling.own)].equation), jax.named_scope(scope):
+            env.update(_run_blocks(program, tiling, env, again=again))
         run_nodes(sorted(beyond))
         return program.read_outputs(env, len(program.outputs))
 
@@ -82,7 +123,7 @@ def is_tiled(equation: Any) -> bool:
 
 
 def _run_blocks(
-    program: Program, tiling: Tiling, env: Mapping[int, Any]
+    program: Program, tiling: Tiling, env: Mapping[int, Any], *, again: bool
 ) -> dict[int, Any]:
     """The values that come out of a region."""
     parts = [_in_blocks(env[i], axis, tiling) for i, axis in tiling.cut]
@@ -93,7 +134,12 @@ def _run_blocks(
         totals = [total + made[i, None].astype(total.dtype) for total, i in sums]
         return totals, [made[key] for key in tiling.returned]
 
+    rest_of = functools.partial(block, steps=tiling.left)
     equal = functools.partial(block, steps=tiling.steps // tiling.count)
+    if again:
+        # A scan keeps these apart: no barrier has to.
+        equal = jax.checkpoint(equal, prevent_cse=False)
+        rest_of = jax.checkpoint(rest_of)
     zeros = [_zero(program.avals[i]) for i in tiling.summed]
     totals, blocks = jax.lax.scan(
         equal, zeros, [blocks for blocks, _ in parts], length=tiling.count
@@ -101,7 +147,7 @@ def _run_blocks(
     axes = [axis for _, axis in tiling.returned]
     found = [_joined(value, axis) for value, axis in zip(blocks, axes, strict=True)]
     if tiling.left:
-        totals, rest = block(totals, [rest for _, rest in parts], tiling.left)
+        totals, rest = rest_of(totals, [rest for _, rest in parts])
         found = [
             jax.lax.concatenate(both, axis)
             for *both, axis in zip(found, rest, axes, strict=True)

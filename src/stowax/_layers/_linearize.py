@@ -25,6 +25,7 @@ from .._jaxprs._jaxpr import (
     spec_of,
     trace,
 )
+from .._jaxprs._tiles import InBlocks, layer_in_blocks
 from ._early_gradients import with_early_gradients
 
 
@@ -34,6 +35,7 @@ class LinearizedBody:
 
     `forward` maps the body's inputs to its outputs followed by the residuals;
     `carry` are the numbers of the inputs that are carried;
+    `blocks` are the wide products of which what they make runs in blocks;
     `residuals` are the distinct value numbers that the backward program reads;
     `backward` takes residual leaves, the cotangents of `active_outputs`, and what the
     constants among the differentiated inputs have got so far, and gives the cotangents
@@ -51,6 +53,7 @@ class LinearizedBody:
     active_inputs: tuple[int, ...]
     active_outputs: tuple[int, ...]
     carry: range
+    blocks: tuple[InBlocks, ...] = ()
 
     @property
     def residuals(self) -> tuple[int, ...]:
@@ -94,8 +97,8 @@ class LinearizedBody:
         return evaluate(self.backward, [*leaves, *cotangents, *totals])
 
 
-Linearize = Callable[[Any, Sequence[int], tuple[int, int]], LinearizedBody]
-"""`linearize_body` for a body, its `active_inputs` and its `carry`."""
+Linearize = Callable[[Any, Sequence[int], tuple[int, int], int], LinearizedBody]
+"""`linearize_body` for a body, its `active_inputs`, its `carry` and its blocks."""
 
 Linearized = MutableMapping[tuple[Any, ...], tuple[Any, LinearizedBody]]
 """Bodies that were split before, with their programs, by what tells them apart."""
@@ -110,12 +113,12 @@ def linearizer(keep_checkpoint: bool, known: Linearized | None = None) -> Linear
     """
 
     def linearize(
-        body: Any, active: Sequence[int], carry: tuple[int, int]
+        body: Any, active: Sequence[int], carry: tuple[int, int], blocks: int
     ) -> LinearizedBody:
-        key = id(body), tuple(active), carry, keep_checkpoint
+        key = id(body), tuple(active), carry, keep_checkpoint, blocks
         if known is not None and key in known:
             return known[key][1]
-        found = linearize_body(body, active, carry, lambda _: keep_checkpoint)
+        found = linearize_body(body, active, carry, lambda _: keep_checkpoint, blocks)
         # A value of the trace that is going on must not be seen by the next one.
         if known is not None and not any(map(_jax.is_tracer, found.forward.consts)):
             known[key] = body, found
@@ -129,16 +132,19 @@ def linearize_body(
     active_inputs: Sequence[int],
     carry: tuple[int, int],
     keep_checkpoint: Callable[[Any], bool],
+    blocks: int = 0,
 ) -> LinearizedBody:
     """Splits `body` into a forward and a backward program.
 
     **Arguments:** `body` is the closed jaxpr of one run; `active_inputs` are the
     numbers of the inputs to differentiate; `carry` says where the carry starts among
     the inputs and how many there are (its outputs come first); `keep_checkpoint` as for
-    `evaluate`. The carry's activity is grown to a fixed point, since what a run makes
-    active the next one reads.
+    `evaluate`; wide products run in at most so many `blocks`, if there are any. The
+    carry's activity is grown to a fixed point, since what a run makes active the next
+    one reads.
     """
     flat = Program(inline(body, keep_checkpoint=keep_checkpoint))
+    flat, products = layer_in_blocks(flat, blocks) if blocks else (flat, ())
     start, length = carry
     active = set(active_inputs)
     while True:
@@ -161,7 +167,8 @@ def linearize_body(
     )
     constants = sum(i < start for i in inputs)
     carried = range(start, start + length)
-    return _split(flat.jaxpr, inputs, outputs, constants, carried)
+    found = _split(flat.jaxpr, inputs, outputs, constants, carried)
+    return dataclasses.replace(found, blocks=products)
 
 
 def _split(

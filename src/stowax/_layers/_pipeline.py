@@ -105,7 +105,9 @@ def run_stack(
         values = jax.tree.map(lambda p: p.value, inputs, is_leaf=_is_primal)
         leaves = [*consts, *carry, *per_layer]
         active = [i for i, leaf in enumerate(leaves) if _is_perturbed(leaf)]
-        body = running.linearize(stack.body, active, (split[0], stack.carry_count))
+        carried = split[0], stack.carry_count
+        blocks = 0 if stack.tiles else running.options.layer_blocks
+        body = running.linearize(stack.body, active, carried, blocks)
         mine = _for_inputs(stack, body)
         consts, carry, per_layer = values
         stored = dict(running.choose(mine, body))

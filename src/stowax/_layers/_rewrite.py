@@ -63,7 +63,9 @@ class Rewriter:
         options = self.running.options
         key = (
             "units",
-            dataclasses.replace(options, row_major=False, as_written=False, group=0),
+            dataclasses.replace(
+                options, row_major=False, as_written=False, group=0, layer_blocks=0
+            ),
         )
         if key not in call.known:
             program = call.program(options.keep_checkpoint)

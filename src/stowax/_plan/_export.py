@@ -110,7 +110,14 @@ def _stack_code(
     place = _unique(_identifier(_place(stack.source)), taken)
     kind = "a loop in Python" if stack.unrolled else "a scan"
     head = f"# {stack.count} layers, {kind}, at {_one_line(stack.source)}\n#\n"
+    for source in dict.fromkeys(stack.blocks):
+        head += (
+            f"# What is made of the product at {_one_line(source)}: run it in blocks,\n"
+            "# as a jax.lax.scan over a function under jax.checkpoint.\n#\n"
+        )
     if all(d.decision == "keep" for d in decisions):
+        if stack.blocks:
+            return f"{head}# All else is kept, which is what JAX does.\n"
         return (
             f"{head}# Everything is kept, which is what JAX does: leave it as it is.\n"
         )

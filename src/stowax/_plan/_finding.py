@@ -24,8 +24,7 @@ from .._errors import (
 )
 from .._records._stages import least_bytes
 from .._search._loop import Search
-from .._search._space import Attempt, rolled_space, unsurveyed_space
-from .._search._variants import plain
+from .._search._space import Attempt, plain, rolled_space, unsurveyed_space
 from .._state._shards import device_bytes
 from .._step._recording import Recording
 from .._step._trace import reading_less, record_for

@@ -27,8 +27,7 @@ from .._records._plan import (
 )
 from .._records._stages import TILE, Decisions
 from .._search._loop import Search
-from .._search._space import Attempt, Space, narrowed
-from .._search._variants import foreseen_bytes
+from .._search._space import Attempt, Space, foreseen_bytes, narrowed
 from .._survey._asked import Asked
 from .._survey._survey import Survey
 from .._versions import versions

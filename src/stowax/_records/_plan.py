@@ -15,7 +15,7 @@ from .._files import write_whole
 from ._peak import MemoryPeak
 from ._stages import Decision, Options, Outcome, Role
 
-FORMAT_VERSION = 17
+FORMAT_VERSION = 18
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""
@@ -67,7 +67,8 @@ class StackRecord:
     are of one layer; a window used is the part of them that copies take. A `segment` is
     straight-line code between layers, which runs once; layers that are `tiles` are
     blocks of tokens, which no loop of the user's runs. Of layers in groups of `group`
-    (0: none), each group runs forward once more before its backward pass.
+    (0: none), each group runs forward once more before its backward pass. What products
+    at the lines of `blocks` make runs in blocks, each computed again for its gradient.
     """
 
     name: str
@@ -83,6 +84,7 @@ class StackRecord:
     segment: bool = False
     tiles: bool = False
     group: int = 0
+    blocks: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,7 @@ def _check_counts(program: ProgramRecord) -> None:
     numbers = {
         "options.group": (program.options.group, 0),
         "options.tiles": (program.options.tiles, 0),
+        "options.layer_blocks": (program.options.layer_blocks, 0),
     }
     for number, stack in enumerate(program.stacks):
         numbers[f"stacks.{number}.group"] = (stack.group, 0)

@@ -242,7 +242,9 @@ class Options:
     bodies as they are; `roll` looks for the repeating blocks of unrolled loops, which
     become loops unless they run `as_written`; what stands outside of repeated bodies is
     planned in `segments` (see `_layers._segment`); a loss over a large vocabulary runs
-    in at most so many `tiles`, if there are any (see `_jaxprs._tiles`); loops store
+    in at most so many `tiles`, if there are any (see `_jaxprs._tiles`); what wide
+    products within layers make runs in at most so many `layer_blocks`, likewise; loops
+    store
     the input of every `group`-th layer only, if that is not 0 (see `_layers._groups`);
     `row_major` fixes how stored values lie in memory (see `_stack.Stack.lay_out`);
     with `early_gradients` layers of which something moves compute those of weights
@@ -254,6 +256,7 @@ class Options:
     as_written: bool = False
     segments: bool = False
     tiles: int = 0
+    layer_blocks: int = 0
     group: int = 0
     row_major: bool = False
     early_gradients: bool = False

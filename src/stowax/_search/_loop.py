@@ -1,10 +1,9 @@
 """The closed loop: propose, predict, compile, correct; stop at one more than enough.
 
-The planner's memory model is linear and knows no schedule; the prediction walks the
-lowered program, and costs about a second; the compiler is right, and costs many. So
-decisions are first brought into line with the prediction (`_propose`), then compiled.
-What the compiler says corrects both models (`_correction`) and the next proposal. A
-plan fits only if its own compiled program does.
+The planner's memory model knows no schedule; the prediction walks the lowered program,
+and costs about a second; the compiler is right, and costs many. So decisions are first
+brought into line with the prediction (`_propose`), then compiled, which corrects both
+(`_correction`). A plan fits only if its own compiled program does.
 
 The step as it is comes first, where it may fit. Then the fastest proposal of any
 variant (`_variants`) that is expected to fit, until one does, `MOST_MISSES` times at
@@ -27,15 +26,17 @@ from .._survey._asked import Asked
 from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
 from ._propose import CLEARLY, NEARLY, WORTH, Proposal, Proposer, with_fast_memory
-from ._space import Attempt, Space, asks_for_more, narrower, unmet
-from ._variants import (
-    BESIDE,
-    WHERE_NOTHING_FITS,
+from ._space import (
+    Attempt,
+    Space,
+    asks_for_more,
     is_straight,
+    narrower,
     plain,
     plain_bytes,
-    returned,
+    unmet,
 )
+from ._variants import BESIDE, WHERE_NOTHING_FITS, returned
 
 MOST_MISSES = 4
 """Programs that are compiled for a plan before one fits."""
@@ -160,8 +161,7 @@ class Search:
         """The variants to search, after the step as it is where that may fit."""
         if self._may_stay:
             self._try_plain()
-        donate = self.rolled.may_donate
-        fits = any(map(self.fits, self.log))
+        donate, fits = self.rolled.may_donate, any(map(self.fits, self.log))
         tried = any(a.donated == donate for a in self.log)
         if not self.rolled.survey.bodies and not fits and not tried:
             self.compile_plain(donate=donate)

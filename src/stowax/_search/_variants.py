@@ -1,7 +1,6 @@
 """The ways to write a step beside its layers as loops: one function each.
 
-A variant is a `Space` of its own; the search over them is the same loop. First in here
-is the step as it is, which is compiled where it may fit.
+A variant is a `Space` of its own; the search over them is the same loop.
 """
 
 import dataclasses
@@ -13,21 +12,14 @@ from .._layers._stack import Stack, moves
 from .._records._stages import Options, Problem
 from .._state._shards import device_bytes
 from .._state._state import search_state
-from .._survey._groups import best_group
+from .._step._trace import TracedStack
+from .._survey._groups import best_group, is_open
 from .._survey._options import wants_early_gradients
-from .._survey._survey import Survey, predict
+from .._survey._survey import Survey
 from .._survey._take import take_survey
-from .._trial._compiled import compile_and_read, outcome
 from .._update._blocks import BlockSize
 from ._correction import Memory
-from ._space import Attempt, Space, new_space, rolled_space, unmet
-
-_DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
-"""How far predictions of layers as they are written may be above the truth.
-
-Measured on the models of the benchmarks and of the tutorial: scans by 8 %, unrolled
-loops by up to 31 %. A compile that is not needed costs less than a plan that is not.
-"""
+from ._space import Space, is_straight, new_space, rolled_space, unmet
 
 _PART = 0.1
 """Part of what backward passes read that is worth planning outside of layers."""
@@ -40,83 +32,6 @@ _SMALL_TILES = 32
 
 _FINER = 16
 """Where nothing fits, arrays so many times smaller may be offloaded."""
-
-
-# --- the step as it is ----------------------------------------------------------------
-
-
-def is_straight(space: Space) -> bool:
-    """Whether layers are a Python loop's: XLA orders what is in one as it likes.
-
-    It updates a parameter as soon as its gradient is there, where the step as it is
-    traced has all gradients first. A prediction knows nothing of that.
-    """
-    return any(t.stack.separate for t in space.survey.step.stacks.values())
-
-
-def plain_bytes(space: Space, *, donate: bool) -> int:
-    """Device bytes that the step as it is may need at least.
-
-    By what its other program needed, or by how far a prediction may be off.
-    """
-    if known := space.asked.written:
-        excess = sum(a.measured.excess for a in known.values())
-        return _foreseen(space, donate=donate) + excess
-    needed = foreseen_bytes(space, donate=donate)
-    return int(needed / (_DOUBT_UNROLLED if is_straight(space) else _DOUBT))
-
-
-def foreseen_bytes(space: Space, *, donate: bool) -> int:
-    """Device bytes that are predicted for the step as it is; nothing is compiled."""
-    needed = _foreseen(space, donate=donate)
-    if donate and is_straight(space):
-        return min(needed, _foreseen(space, donate=False) - _returned(space))
-    return needed
-
-
-def _foreseen(space: Space, *, donate: bool) -> int:
-    return predict(space.survey, None, donate=donate).device_total
-
-
-def plain(space: Space, budget: int | None, *, donate: bool) -> Attempt:
-    """The step as it is, compiled, or as it was for another search.
-
-    Where it is to say what a share of it is, there is no `budget` yet.
-    """
-    asked = space.asked
-    if donate in asked.written:
-        return dataclasses.replace(asked.written[donate], space=space)
-    asked.say(f"compiling the step as it is{', its state donated' * donate}")
-    measured = compile_and_read(
-        space.survey,
-        "as written",
-        None,
-        asked.compiler_options,
-        cache=asked.cache,
-        correction=sum(a.measured.excess for a in asked.written.values()),
-        donate=donate,
-    )
-    asked.say(outcome(measured, budget, asked.host_budget))
-    attempt = Attempt(
-        space=space,
-        decisions=None,
-        solution=None,
-        options=asked.compiler_options,
-        donated=donate,
-        measured=measured,
-    )
-    asked.written[donate] = attempt
-    return attempt
-
-
-def _returned(space: Space) -> int:
-    """Bytes of the arguments that results may overwrite."""
-    leaves, step = jax.tree.leaves(space.survey.specs), space.survey.step
-    return sum(
-        device_bytes(leaves[i])
-        for i in step.updates
-        if step.arguments[i].position in step.donate
-    )
 
 
 # --- the variants beside the rolled one -----------------------------------------------
@@ -171,15 +86,62 @@ def _in_tiles(
 
 def _has_tiles(rolled: Space) -> bool:
     """Whether the step has a loss that can run in blocks, and the user allows it."""
+    options = dataclasses.replace(rolled.survey.options, tiles=_TILES)
+    return any(traced.stack.tiles for traced in _read(rolled, options))
+
+
+def _read(rolled: Space, options: Options) -> list[TracedStack]:
+    """The step's stacks where it is read so; none if it cannot be, or must not."""
     own = rolled.survey
-    options = dataclasses.replace(own.options, tiles=_TILES)
     if rolled.preferences.tiles is False:
-        return False
+        return []
     try:
         step = own.programs.step(own.step.recording, own.specs, options)
-    except Exception:  # what cannot be read in this way is planned in the others
-        return False
-    return any(traced.stack.tiles for traced in step.stacks.values())
+    except Exception:  # it is planned in the other ways
+        return []
+    return [*step.stacks.values()]
+
+
+def in_blocks(rolled: Space, budget: int) -> Space | None:
+    """What wide products within layers make in blocks, each computed again.
+
+    Scores of attention, say, or what feeds forward. Not where one layer's take little
+    of the budget.
+    """
+    return _all_in_blocks(rolled, budget, _TILES, "blocks", _PART * budget)
+
+
+def _all_in_blocks(
+    rolled: Space, budget: int, most: int, blocks: str, large: float = 0.0
+) -> Space | None:
+    """Products within layers of over so many bytes in blocks, and the loss."""
+    options, widest = _blocks(rolled, most)
+    if widest <= large:
+        return None
+    name = f"wide products in {blocks}"
+    if _has_tiles(rolled):
+        options = dataclasses.replace(options, tiles=most)
+        name += ", the loss too"
+    free = _surveyed(rolled.survey, options)
+    space = new_space(name, rolled.asked, budget, free)
+    return space if unmet(space) is None else None
+
+
+def _blocks(rolled: Space, most: int) -> tuple[Options, int]:
+    """Layers in at most `most` blocks; without layers, straight-line code is.
+
+    Also the bytes of the widest product; 0 where there is none, or some of what is in
+    blocks must not be computed again.
+    """
+    own, asked = rolled.survey, rolled.asked
+    straight = not rolled.layers and own.target.platform != "cpu"
+    segments = own.options.segments or straight
+    options = dataclasses.replace(own.options, layer_blocks=most, segments=segments)
+    closed = (asked.pin or asked.forbid) if straight else ()
+    open_ = not closed and all(map(is_open, rolled.layers))
+    read = _read(rolled, options) if open_ else ()
+    products = [product.bytes for traced in read for product in traced.body.blocks]
+    return options, max(products, default=0)
 
 
 def _written(rolled: Space, *, tiles: int) -> tuple[str, Survey] | None:
@@ -264,14 +226,15 @@ def in_groups(rolled: Space, budget: int) -> Space | None:
 
 
 def least(rolled: Space, budget: int) -> Space | None:
-    """Layers in groups and losses in small blocks, each where that needs less."""
-    space = rolled
-    if _has_tiles(rolled):
+    """Losses and wide products in small blocks, and layers in groups: what there is."""
+    blocks = space = _all_in_blocks(rolled, budget, _SMALL_TILES, "small blocks")
+    if space is None and _has_tiles(rolled):
         options = dataclasses.replace(rolled.survey.options, tiles=_SMALL_TILES)
         free = _surveyed(rolled.survey, options)
         space = new_space("the loss in small blocks", rolled.asked, budget, free)
+    space = space or rolled
     problem = dataclasses.replace(space.problem(budget), device_bytes=0)
-    return _grouped(space, budget, problem)
+    return _grouped(space, budget, problem) or blocks
 
 
 def _grouped(space: Space, budget: int, problem: Problem) -> Space | None:
@@ -384,7 +347,7 @@ a `Memory` whose predictions and programs are its own. Compiler options come of 
 survey (`options_for`).
 """
 
-BESIDE: tuple[Variant, ...] = (as_written, in_tiles, in_groups)
+BESIDE: tuple[Variant, ...] = (as_written, in_tiles, in_groups, in_blocks)
 """What may be faster than layers as loops: searched with these from the start."""
 
 WHERE_NOTHING_FITS: tuple[Variant, ...] = (

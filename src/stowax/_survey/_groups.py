@@ -37,7 +37,7 @@ def best_group(survey: Survey, problem: Problem) -> int:
     """
     loops = {body.name: body for body in problem.bodies if _is_loop(survey, body)}
     most = max((body.count for body in loops.values()), default=0)
-    if most < _LEAST or not all(map(_is_open, loops.values())):
+    if most < _LEAST or not all(map(is_open, loops.values())):
         return 0
     now = solve(problem)
     fits = now.outcome != "infeasible"
@@ -61,7 +61,7 @@ def _is_loop(survey: Survey, body: Body) -> bool:
     return layers and not survey.step.stacks[body.name].stack.tiles
 
 
-def _is_open(body: Body) -> bool:
+def is_open(body: Body) -> bool:
     """Whether all of a layer may run again: the user keeps none of what it computes."""
     return all(
         value.operation is None

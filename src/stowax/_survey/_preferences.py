@@ -15,7 +15,8 @@ then the decision:
 - `forbid=("offload", "recompute:*dropout*")`: a decision, alone or with a pattern after
   a colon; on the command line `--forbid "recompute:*dropout*"`. `"host update"` forbids
   that the host's processor updates state that is offloaded, `"tile"` that a loss over
-  a large vocabulary runs in blocks of tokens. Pinned, `"tile"` asks for that.
+  a large vocabulary, or a wide product within layers, runs in blocks. Pinned, `"tile"`
+  asks for a loss in blocks.
 
 Later pins win over earlier ones. A pattern such as `"*attention*"` meets large arrays
 and small ones, weights and masks; a pin holds for those of them that it is possible

@@ -8,7 +8,7 @@ import pytest
 
 from compiled_programs import compiled, machine, program
 from report_records import INSPECTION
-from stowax._errors import ArgumentError
+from stowax._errors import ArgumentError, CallError
 from stowax._hlo._program import read_program
 from stowax._hlo._proto import Module
 from stowax._inspect._inspect import inspect, inspect_program
@@ -108,3 +108,20 @@ def test_a_report_says_where_it_did_not_look():
 def test_what_is_no_module():
     with pytest.raises(ArgumentError, match="serialized: got no HLO module"):
         read_program(b"\xff\xff")
+
+
+def test_what_a_step_takes_by_name():
+    def step(x, *, batch, kind="sum"):
+        return (x @ batch).sum() if kind == "sum" else (x @ batch).mean()
+
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    jitted = jax.jit(step, static_argnames="kind")
+    found = inspect(jitted, x, batch=x, kind="mean", target="h200")
+    assert found.memory.device.argument == 2 * 4 * 64 * 64
+    with pytest.raises(CallError) as caught:
+        inspect(jitted, x, batch=x, targt="h200")
+    assert str(caught.value).startswith("targt: got an argument that neither stowax")
+    assert "Did you mean target=?" in str(caught.value)
+    done = jax.jit(jnp.sin).lower(SPEC).compile()
+    with pytest.raises(CallError, match="targt: got 'h200'"):
+        inspect(done, targt="h200")

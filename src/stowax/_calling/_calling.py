@@ -142,18 +142,22 @@ def flattened(
 
 
 def as_jax_takes_it(
-    step: Callable[..., Any], args: Sequence[Any]
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, tuple[Any, ...]]:
     """`step` as a function of `jax.jit`, and the arrays it is given.
 
     Inside of `_objects.together`. What `jax.jit` made is that already, and so is a
-    planned step; what a framework's `jit` made is not, with the objects it takes.
+    planned step; what a framework's `jit` made is not, with the objects it takes, nor
+    is anything that is given arguments by name.
+
+    **Raises:** `CallError` for a name that the step has not.
     """
     what = known(step)
     is_planned = isinstance(step, KnownStep) or not what.jitted
-    if jit_info(step) is not None or (hasattr(step, "trace") and is_planned):
+    is_jaxs = jit_info(step) is not None or (hasattr(step, "trace") and is_planned)
+    if is_jaxs and not kwargs:
         return step, tuple(args)
-    taken, _, flat = flattened(what, args, {})
+    taken, _, flat = flattened(what, args, kwargs)
     return jax.jit(flat, donate_argnums=tuple(taken.donated or ())), taken.arrays
 
 

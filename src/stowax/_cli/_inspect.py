@@ -233,7 +233,7 @@ def _inspected(
         target = target or made.target
     else:
         with together():
-            jitted, args = as_jax_takes_it(step, args)
+            jitted, args = as_jax_takes_it(step, args, {})
             return stowax.inspect(jitted, *args, target=target), jitted, args
     return stowax.inspect(jitted, *args, target=target), jitted, real
 

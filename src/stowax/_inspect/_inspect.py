@@ -19,7 +19,12 @@ import jax
 from .._calling._calling import as_jax_takes_it
 from .._calling._known import known
 from .._calling._objects import together
-from .._errors import ArgumentError, OutOfMemoryCompileError
+from .._errors import (
+    ArgumentError,
+    CallError,
+    OutOfMemoryCompileError,
+    did_you_mean,
+)
 from .._files import check_writable, write_whole
 from .._hardware._hardware import CHIPS, chip_of_kind
 from .._hazards import Machine, find_hazards, make_context
@@ -100,7 +105,10 @@ def load_inspection(path: str | os.PathLike[str]) -> Inspection:
 
 
 def inspect(
-    jitted_or_compiled: Any, *args: Any, target: Target | str | None = None
+    jitted_or_compiled: Any,
+    *args: Any,
+    target: Target | str | None = None,
+    **kwargs: Any,
 ) -> Inspection:
     """What a step does once it is compiled: `stowax.inspect`, but for ways to fit.
 
@@ -119,16 +127,17 @@ def inspect(
             "target", type(target).__name__, "Write a name such as 'v5p-8'."
         )
     if isinstance(jitted_or_compiled, CompiledProgram | jax.stages.Compiled):
+        leave_out = "Leave them out: what is compiled has its arguments."
         if args:
-            raise ArgumentError(
-                "args",
-                f"{len(args)} beside a compiled program",
-                "Leave them out: what is compiled has its arguments.",
-            )
+            got = f"{len(args)} beside a compiled program"
+            raise ArgumentError("args", got, leave_out)
+        for name, value in kwargs.items():
+            near = did_you_mean(name, ("target",))
+            raise CallError(name, f"{value!r:.60}", near + leave_out)
         compiled = jitted_or_compiled
         machine = _same_machine(machine, _machine_of(compiled, machine))
     else:
-        machine, program = _lower(jitted_or_compiled, args, machine)
+        machine, program = _lower(jitted_or_compiled, args, kwargs, machine)
         options = getattr(jitted_or_compiled, "stowax_compiler_options", None)
         # The CPU's compiler tells where arrays lie with its memory figures.
         layout = machine.platform != "cpu"
@@ -171,9 +180,15 @@ def _roles_of(plan: PlanRecord | None) -> tuple[str, ...]:
 
 
 def _lower(
-    jitted: Any, args: tuple[Any, ...], machine: Target | None
+    jitted: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    machine: Target | None,
 ) -> tuple[Target, LoweredProgram]:
-    """The function, lowered for a machine, by default the attached one."""
+    """The function, lowered for a machine, by default the attached one.
+
+    **Raises:** `CallError` for a name that neither it nor `inspect` has.
+    """
     if isinstance(jitted, jax.stages.Lowered):
         raise ArgumentError(
             "jitted_or_compiled",
@@ -189,7 +204,11 @@ def _lower(
             "Write stowax.inspect(jax.jit(step), ...).",
         )
     with together():
-        function, arrays = as_jax_takes_it(jitted, args)
+        try:
+            function, arrays = as_jax_takes_it(jitted, args, kwargs)
+        except CallError as error:
+            instead = did_you_mean(error.argument, ("target",)) + error.instead
+            raise CallError(error.argument, error.got, instead) from None
         machine = stood_in(machine or target_of_name(None), arrays)
         return machine, _lowered(machine, function, arrays)
 

@@ -6,7 +6,7 @@ the way, how large a batch may be.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .._calling._calling import Taken, explaining, flattened
@@ -48,11 +48,15 @@ class Opened:
 
 
 def opened(
-    step: Callable[..., Any], args: tuple[Any, ...], budget: Any, **wishes: Any
+    step: Callable[..., Any],
+    args: tuple[Any, ...],
+    budget: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    **wishes: Any,
 ) -> Opened:
     """A step as `stowax.plan` takes it, for one budget.
 
-    **Arguments:** `wishes` are those of `stowax.plan`, by name.
+    **Arguments:** `kwargs` are the step's, `wishes` those of `stowax.plan`, by name.
 
     **Raises:** what `stowax.plan` does before it plans.
     """
@@ -60,7 +64,7 @@ def opened(
     if what.pmapped:
         raise ArgumentError("step", f"{what.function!r:.60}", NO_PROGRAM)
     with together():
-        taken, own, flat = flattened(what, args, {})
+        taken, own, flat = flattened(what, args, kwargs or {})
         with explaining(taken):
             asked = asked_for(
                 flat,

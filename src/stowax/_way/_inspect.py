@@ -10,14 +10,17 @@ from ._ways import with_ways
 
 
 def inspect(
-    jitted_or_compiled: Any, *args: Any, target: Target | str | None = None
+    jitted_or_compiled: Any,
+    *args: Any,
+    target: Target | str | None = None,
+    **kwargs: Any,
 ) -> Inspection:
     """What a step does once it is compiled.
 
     **Arguments:** `jitted_or_compiled` is what `jax.jit` returned, or `nnx.jit` or
-    `eqx.filter_jit`, with `args` to compile it for (pytrees of arrays or
+    `eqx.filter_jit`, with `args` and `kwargs` to compile it for (pytrees of arrays or
     `jax.ShapeDtypeStruct`s, a framework's objects); or something
-    compiled, without `args`: a `jax.stages.Compiled`, or what `Target.compile`
+    compiled, without these: a `jax.stages.Compiled`, or what `Target.compile`
     returned. `target` is the machine to compile for (a name or a `Target`), by default
     the attached one; with something compiled it says whose figures to take.
 
@@ -35,11 +38,11 @@ def inspect(
     >>> found.memory.device.argument, found.fits
     (262144, True)
     """
-    found = _inspect.inspect(jitted_or_compiled, *args, target=target)
+    found = _inspect.inspect(jitted_or_compiled, *args, target=target, **kwargs)
     planned = hasattr(jitted_or_compiled, "stowax_plan")
-    if found.peak is None or not args or planned:
+    if found.peak is None or not (args or kwargs) or planned:
         return found
-    peak = with_ways(found.peak, jitted_or_compiled, args, target)
+    peak = with_ways(found.peak, jitted_or_compiled, args, target, kwargs)
     taken = found.memory.device.total
     if not found.refusal and taken < peak.smallest_budget:  # the step itself shows it
         peak = dataclasses.replace(

@@ -1,7 +1,7 @@
 """The ways out for a step that does not fit: surveyed, predicted, nothing compiled."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._explain._ways import treatments
@@ -16,14 +16,15 @@ def with_ways(
     step: Callable[..., Any],
     args: tuple[Any, ...],
     target: Target | str | None,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> MemoryPeak:
     """The peak with what could be done about it, and the smallest budget of a plan.
 
-    **Arguments:** `step`, `args` and `target` as for `stowax.plan`. A step that cannot
-    be planned has none of these; `unknown` says why.
+    **Arguments:** `step`, `args`, `kwargs` and `target` as for `stowax.plan`. A step
+    that cannot be planned has none of these; `unknown` says why.
     """
     try:
-        return _with_ways(peak, step, args, target)
+        return _with_ways(peak, step, args, kwargs or {}, target)
     except Exception as error:  # what is in the way is still worth saying
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return dataclasses.replace(peak, unknown=line[:300])
@@ -33,9 +34,10 @@ def _with_ways(
     peak: MemoryPeak,
     step: Callable[..., Any],
     args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
     target: Target | str | None,
 ) -> MemoryPeak:
-    with opened(step, args, None, target=target).again() as asked:
+    with opened(step, args, None, kwargs, target=target).again() as asked:
         budget = asked.machine.device_bytes
         search = search_for(asked, budget)
         smallest, source = search.smallest_budget()

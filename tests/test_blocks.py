@@ -213,8 +213,9 @@ def test_blocks_within_layers_can_be_forbidden():
         {"pin": {"exp*": "keep"}},
         {"forbid": ("recompute",)},
         {"forbid": ("recompute:exp*",)},
+        {"forbid": ("recompute:dot_general*",)},  # none is read by a backward pass
     ],
-    ids=["pin", "forbid", "forbid some"],
+    ids=["pin", "forbid", "forbid some", "forbid what is not read"],
 )
 def test_what_must_not_be_computed_again_is_in_no_blocks(wish):
     found = planned.__wrapped__("h200", **wish)

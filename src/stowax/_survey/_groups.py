@@ -62,14 +62,18 @@ def _is_loop(survey: Survey, body: Body) -> bool:
 
 
 def is_open(body: Body) -> bool:
-    """Whether all of a layer may run again: the user keeps none of what it computes."""
-    return all(
-        value.operation is None
-        or not value.needed
-        or value.available
-        or "recompute" in value.allowed
-        for value in body.values
-    )
+    """Whether all of a layer may run again: the user keeps none of what it computes.
+
+    What is not read by the backward pass counts as well, but for effects of its own:
+    these run once in any case.
+    """
+
+    def may_run(value: Value) -> bool:
+        if value.operation is None or value.available or "recompute" in value.allowed:
+            return True
+        return not (value.needed or body.operations[value.operation].repeatable)
+
+    return all(map(may_run, body.values))
 
 
 def _sizes(count: int) -> list[int]:

@@ -54,8 +54,13 @@ wide products within layers in blocks."""
 
 @contextlib.contextmanager
 def small_is_wide():
-    """Any product within a layer runs in blocks, of few numbers and of narrow ones."""
+    """Any product within a layer runs in blocks, of few numbers and of narrow ones.
+
+    With all that can follow it there: of what is small, nothing would be wide enough.
+    """
+    region = _tile_region._Region
     with (
+        mock.patch.object(region, "without_end", lambda region: region.free),
         mock.patch.object(_tile_region, "_LEAST_ROWS", 1),
         mock.patch.object(_tile_region, "_ESCAPES_LAYER", 4),
         mock.patch.object(_wide, "_WIDER", 0.5),

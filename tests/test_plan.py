@@ -87,7 +87,7 @@ def test_what_does_not_fit_names_the_smallest_budget_and_it_works(target):
     way = dict(text.split(": ", 1) for text in short.proof.in_the_way)
     assert way["batch"].startswith("4.00 MiB")
     assert way["parameter"].endswith("copy of args[0]['down']")
-    assert "at planned_models.py:32" in way["recomputed"]
+    assert "at planned_models.py:32" in way["activation gradient"]
     assert short.proof.peak.named_bytes >= 0.95 * short.proof.peak.predicted_bytes
     text = str(short)
     assert "DOES NOT FIT" in text

@@ -29,6 +29,11 @@ class ArgumentError(StowaxError, ValueError):
 class CallError(ArgumentError, TypeError):
     """An argument that the step does not take: a `TypeError` to Python."""
 
+    def near(self, options: collections.abc.Iterable[str]) -> "CallError":
+        """The same error, which asks for the nearest of some options if one is near."""
+        instead = did_you_mean(self.argument, options) + self.instead
+        return CallError(self.argument, self.got, instead)
+
 
 def did_you_mean(name: str, options: collections.abc.Iterable[str]) -> str:
     """A question in front of an error's last words; empty where no option is near.

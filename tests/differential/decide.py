@@ -59,8 +59,12 @@ def small_is_wide():
     With all that can follow it there: of what is small, nothing would be wide enough.
     """
     region = _tile_region._Region
+
+    def anew(one: Any) -> Any:
+        return region(one.program, one.free, one.seed, one.side, one.escapes)
+
     with (
-        mock.patch.object(region, "without_end", lambda region: region.free),
+        mock.patch.object(region, "without_end", anew),
         mock.patch.object(_tile_region, "_LEAST_ROWS", 1),
         mock.patch.object(_tile_region, "_ESCAPES_LAYER", 4),
         mock.patch.object(_wide, "_WIDER", 0.5),

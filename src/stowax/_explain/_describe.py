@@ -3,7 +3,7 @@
 Pure bookkeeping on records; nothing here decides anything.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from .._hardware._pinned import beyond_the_pool
@@ -261,7 +261,7 @@ def notes(
     return tuple(found)
 
 
-def _ways_of_running(traced: Iterable[TracedStack], *, roll: bool) -> list[str]:
+def _ways_of_running(traced: Collection[TracedStack], *, roll: bool) -> list[str]:
     """What runs otherwise than the user wrote it: blocks, groups, segments."""
     found, stacks = [], [one.stack for one in traced]
     products = [product for one in traced for product in one.body.blocks]

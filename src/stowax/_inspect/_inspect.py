@@ -19,12 +19,7 @@ import jax
 from .._calling._calling import as_jax_takes_it
 from .._calling._known import known
 from .._calling._objects import together
-from .._errors import (
-    ArgumentError,
-    CallError,
-    OutOfMemoryCompileError,
-    did_you_mean,
-)
+from .._errors import ArgumentError, CallError, OutOfMemoryCompileError
 from .._files import check_writable, write_whole
 from .._hardware._hardware import CHIPS, chip_of_kind
 from .._hazards import Machine, find_hazards, make_context
@@ -132,8 +127,7 @@ def inspect(
             got = f"{len(args)} beside a compiled program"
             raise ArgumentError("args", got, leave_out)
         for name, value in kwargs.items():
-            near = did_you_mean(name, ("target",))
-            raise CallError(name, f"{value!r:.60}", near + leave_out)
+            raise CallError(name, f"{value!r:.60}", leave_out).near(["target"])
         compiled = jitted_or_compiled
         machine = _same_machine(machine, _machine_of(compiled, machine))
     else:
@@ -207,8 +201,7 @@ def _lower(
         try:
             function, arrays = as_jax_takes_it(jitted, args, kwargs)
         except CallError as error:
-            instead = did_you_mean(error.argument, ("target",)) + error.instead
-            raise CallError(error.argument, error.got, instead) from None
+            raise error.near(["target"]) from None
         machine = stood_in(machine or target_of_name(None), arrays)
         return machine, _lowered(machine, function, arrays)
 

@@ -85,6 +85,7 @@ def find_tiling(
     (8, (), 1)
     """
     live = {*program.closure(program.outputs_read, (), effects=True)}
+    escapes = _ESCAPES_LAYER if in_layer else ESCAPES
     repeats = () if in_layer else find_repeats(program.jaxpr)
     barred = {k for r in repeats for block in r.blocks for k in block}
     free = [k for k in range(len(program.nodes)) if k in live and k not in barred]
@@ -93,7 +94,7 @@ def find_tiling(
     wide.sort(key=lambda k: -bytes_of(program, program.nodes[k].outputs[0]))
     for seed in wide[:_SEEDS]:
         found = [
-            _grown(_Region(program, free, seed, side), lane, most, in_layer)
+            _grown(_Region(program, free, seed, side, escapes), lane, most, in_layer)
             for side in wide_sides(program, seed)
             for lane in lanes_of(program.nodes[seed].equation)
             if lane.ins[side] is not None
@@ -107,13 +108,8 @@ def find_tiling(
 
 def _grown(region: "_Region", lane: Lane, most: int, in_layer: bool) -> Tiling | None:
     """The whole region from a product on, or what of it is wide."""
-    if not in_layer:
-        return region.grown(lane, most)
-    region.most_out = int(region.bytes * _ESCAPES_LAYER)
-    region.grown(lane, most)
-    wide = _Region(region.program, region.without_end(), region.seed, region.side)
-    wide.most_out = region.most_out
-    return wide.grown(lane, most)
+    whole = region.grown(lane, most)
+    return region.without_end().grown(lane, most) if in_layer else whole
 
 
 def _may_be_spread(lane: Lane, side: int) -> bool:
@@ -145,14 +141,22 @@ class _Region:
 
     Only `free` nodes may be in it. `lent` are those that run in it beside where they
     stand. What depends on values that come out is `beyond`: nothing in the region may
-    read it.
+    read it. `escapes` is the part of the product's bytes that may come out.
     """
 
-    def __init__(self, program: Program, free: Sequence[int], seed: int, side: int):
+    def __init__(
+        self,
+        program: Program,
+        free: Sequence[int],
+        seed: int,
+        side: int,
+        escapes: float,
+    ):
         self.program, self.free = program, free
-        self.seed, self.side = seed, side
+        self.seed, self.side, self.escapes = seed, side, escapes
         self.bytes = bytes_of(program, program.nodes[seed].outputs[0])
-        self.large = self.most_out = int(self.bytes * ESCAPES)
+        self.large = int(self.bytes * ESCAPES)
+        self.most_out = int(self.bytes * escapes)
         self.lanes: dict[int, Lane] = {}
         self.axes: dict[int, Axis] = {}
         self.own: dict[int, Axis] = {}
@@ -177,8 +181,8 @@ class _Region:
                 self.beyond.update(node.outputs)
         return self._tiling(most)
 
-    def without_end(self) -> list[int]:
-        """The free nodes but those at the region's end that touch nothing large."""
+    def without_end(self) -> "_Region":
+        """One to grow anew, without the nodes at the end that touch nothing large."""
         ending, read = set[int](), set[int]()
         for position in sorted(self.lanes.keys() - self.lent, reverse=True):
             node = self.program.nodes[position]
@@ -188,7 +192,8 @@ class _Region:
                 read.update(node.read_values)
             else:
                 ending.add(position)
-        return [k for k in self.free if k not in ending]
+        free = [k for k in self.free if k not in ending]
+        return _Region(self.program, free, self.seed, self.side, self.escapes)
 
     def _lane_of(self, position: int) -> Lane | None:
         """Along which lane a node works on the region's blocks; none if it does not."""

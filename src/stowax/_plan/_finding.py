@@ -54,9 +54,9 @@ def traced(
     """The target, `args` on it, and the step's one trace.
 
     Meshes that the step itself names decide where what is put nowhere lies, and stand
-    in for the target's where they are this machine's.
-    All of them are on the device there: a plan may be asked for with what another one
-    placed. An error names the argument as `plan` knows it.
+    in for the target's where they are this machine's. All of `args` is on the device
+    there: a plan may be asked for with what another one placed. An error names the
+    argument as `plan` knows it.
 
     **Arguments:** `donated` are the positions that the step's own `jit` donates.
     """

@@ -12,7 +12,7 @@ from typing import Any
 from .._calling._calling import explaining, flattened
 from .._calling._known import NO_PROGRAM, Known, known
 from .._calling._objects import together
-from .._errors import ArgumentError, CallError, did_you_mean
+from .._errors import ArgumentError, CallError
 from .._search._loop import MOST_MISSES
 from .._survey._asked import Asked
 from .._survey._preferences import Preferences
@@ -150,8 +150,7 @@ def _made(door: Callable[..., Any], given: dict[str, Any]) -> tuple[Plan, ...]:
     except CallError as error:
         options = inspect.signature(door).parameters.values()
         names = [o.name for o in options if o.kind == o.KEYWORD_ONLY]
-        instead = did_you_mean(error.argument, names) + error.instead
-        raise CallError(error.argument, error.got, instead) from None
+        raise error.near(names) from None
 
 
 def plans_for(

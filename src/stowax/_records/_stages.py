@@ -244,8 +244,8 @@ class Options:
     planned in `segments` (see `_layers._segment`); a loss over a large vocabulary runs
     in at most so many `tiles`, if there are any (see `_jaxprs._tiles`); what wide
     products within layers make runs in at most so many `layer_blocks`, likewise; loops
-    store
-    the input of every `group`-th layer only, if that is not 0 (see `_layers._groups`);
+    store the input of every `group`-th layer only, if that is not 0 (see
+    `_layers._groups`);
     `row_major` fixes how stored values lie in memory (see `_stack.Stack.lay_out`);
     with `early_gradients` layers of which something moves compute those of weights
     where they arise (see `_layers._early_gradients`).

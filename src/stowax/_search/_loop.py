@@ -26,16 +26,7 @@ from .._survey._asked import Asked
 from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
 from ._propose import CLEARLY, NEARLY, WORTH, Proposal, Proposer, with_fast_memory
-from ._space import (
-    Attempt,
-    Space,
-    asks_for_more,
-    is_straight,
-    narrower,
-    plain,
-    plain_bytes,
-    unmet,
-)
+from ._space import Attempt, Space, asks_for_more, narrower, plain, plain_bytes, unmet
 from ._variants import BESIDE, WHERE_NOTHING_FITS, returned
 
 MOST_MISSES = 4
@@ -161,7 +152,8 @@ class Search:
         """The variants to search, after the step as it is where that may fit."""
         if self._may_stay:
             self._try_plain()
-        donate, fits = self.rolled.may_donate, any(map(self.fits, self.log))
+        donate = self.rolled.may_donate
+        fits = any(map(self.fits, self.log))
         tried = any(a.donated == donate for a in self.log)
         if not self.rolled.survey.bodies and not fits and not tried:
             self.compile_plain(donate=donate)
@@ -221,7 +213,7 @@ class Search:
     def _faster_than_written(self) -> Proposal | None:
         """One plan for a step that fits as it is, of the program most like its own."""
         space = self.spaces[0]
-        alike = space.as_written or not is_straight(self.rolled)
+        alike = space.as_written or not self.rolled.is_straight
         # Of a CPU's seconds the model knows too little to change a step for them.
         alike = alike and self.asked.machine.platform != "cpu"
         open_ = alike and space.survey.bodies and not self._planned

@@ -73,6 +73,15 @@ class Space:
         return self.survey.options.as_written
 
     @property
+    def is_straight(self) -> bool:
+        """Whether layers are a Python loop's: XLA orders what is in one as it likes.
+
+        It updates a parameter as soon as its gradient is there, where the step as it is
+        traced has all gradients first. A prediction knows nothing of that.
+        """
+        return any(t.stack.separate for t in self.survey.step.stacks.values())
+
+    @property
     def layers(self) -> list[Body]:
         """The bodies that are no state."""
         return [body for body in self.survey.bodies if body.phase == "layers"]
@@ -300,15 +309,6 @@ def _named(space: Space, message: str) -> set[tuple[str, int]]:
 # --- the step as it is ----------------------------------------------------------------
 
 
-def is_straight(space: Space) -> bool:
-    """Whether layers are a Python loop's: XLA orders what is in one as it likes.
-
-    It updates a parameter as soon as its gradient is there, where the step as it is
-    traced has all gradients first. A prediction knows nothing of that.
-    """
-    return any(t.stack.separate for t in space.survey.step.stacks.values())
-
-
 def plain_bytes(space: Space, *, donate: bool) -> int:
     """Device bytes that the step as it is may need at least.
 
@@ -318,13 +318,13 @@ def plain_bytes(space: Space, *, donate: bool) -> int:
         excess = sum(a.measured.excess for a in known.values())
         return _foreseen(space, donate=donate) + excess
     needed = foreseen_bytes(space, donate=donate)
-    return int(needed / (_DOUBT_UNROLLED if is_straight(space) else _DOUBT))
+    return int(needed / (_DOUBT_UNROLLED if space.is_straight else _DOUBT))
 
 
 def foreseen_bytes(space: Space, *, donate: bool) -> int:
     """Device bytes that are predicted for the step as it is; nothing is compiled."""
     needed = _foreseen(space, donate=donate)
-    if donate and is_straight(space):
+    if donate and space.is_straight:
         return min(needed, _foreseen(space, donate=False) - _returned(space))
     return needed
 

@@ -19,7 +19,7 @@ from .._survey._survey import Survey
 from .._survey._take import take_survey
 from .._update._blocks import BlockSize
 from ._correction import Memory
-from ._space import Space, is_straight, new_space, rolled_space, unmet
+from ._space import Space, new_space, rolled_space, unmet
 
 _PART = 0.1
 """Part of what backward passes read that is worth planning outside of layers."""
@@ -146,7 +146,7 @@ def _blocks(rolled: Space, most: int) -> tuple[Options, int]:
 
 def _written(rolled: Space, *, tiles: int) -> tuple[str, Survey] | None:
     """Layers of a Python loop and straight-line code as they are, under a name."""
-    own, unrolled = rolled.survey, is_straight(rolled)
+    own, unrolled = rolled.survey, rolled.is_straight
     if own.target.platform == "cpu" or (unrolled and _wants_a_loop(rolled)):
         return None
     options = dataclasses.replace(
@@ -171,7 +171,7 @@ def in_segments(rolled: Space, budget: int) -> Space | None:
     is computed again at once. In segments no more than one layer of it is.
     """
     own = rolled.survey
-    if not is_straight(rolled) or own.target.platform == "cpu" or _wants_a_loop(rolled):
+    if not rolled.is_straight or own.target.platform == "cpu" or _wants_a_loop(rolled):
         return None
     free = _surveyed(own, dataclasses.replace(own.options, roll=False, segments=True))
     if free.step.recording.left != own.step.recording.left or not free.bodies:

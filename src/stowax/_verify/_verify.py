@@ -18,7 +18,7 @@ import jax
 from .._calling._calling import Taken, flattened
 from .._calling._known import known
 from .._calling._objects import together
-from .._errors import ArgumentError, CallError, did_you_mean
+from .._errors import ArgumentError, CallError
 from .._jax import argument_path
 from .._plan import _asked
 from .._plan._plan import Plan
@@ -127,8 +127,7 @@ def _taken(
         taken, _, flat = flattened(known(step), args, kwargs)
     except CallError as error:
         options = "steps", "reference", "blame", "progress"
-        instead = did_you_mean(error.argument, options) + error.instead
-        raise CallError(error.argument, error.got, instead) from None
+        raise error.near(options) from None
     return taken, flat
 
 

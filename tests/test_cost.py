@@ -156,6 +156,29 @@ def test_a_product_reads_what_elementwise_operations_wrote():
     assert got.bytes_written == FLOAT * (1 + 1) * m * m
 
 
+def test_what_is_no_array_is_neither_written_nor_read():
+    chip = CHIPS["h100"]
+
+    def forward(x, w):
+        h = x @ w
+        return jnp.sin(h), jnp.exp(h)  # the second for a backward pass
+
+    jaxpr = jax.make_jaxpr(forward)(jnp.ones((4096, 4096)), jnp.ones((4096, 4096)))
+    program = Program(jaxpr)
+    _, _, exp = (node.outputs[0] for node in program.nodes)
+    whole, less = (
+        [spent for spent, _ in _cost.operation_seconds(program, chip, virtual=virtual)]
+        for virtual in (frozenset(), {exp})
+    )
+    assert less[:2] == whole[:2]
+    assert less[2] < 0.25 * whole[2]  # its arithmetic
+
+    backward = jax.make_jaxpr(lambda g, e: g * e)(*jaxpr.out_avals)
+    read = backward.jaxpr.invars[1:]
+    one, both = (_cost.program_seconds(backward, chip, virtual=v) for v in (read, ()))
+    assert one == pytest.approx(2 / 3 * both, rel=0.1)
+
+
 def test_a_transposition_beside_a_product_is_free_and_elsewhere_is_not():
     m, n = 16, 48
     plain = cost(lambda x, w: x @ w, array(m, n), array(n, m))

@@ -24,7 +24,7 @@ kernel without a cost estimate by its bytes and the products in its body. Both a
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from .. import _jax
@@ -108,15 +108,19 @@ def seconds(cost: OperationCost, chip: Chip) -> float:
 
 
 def operation_seconds(
-    program: Any, chip: Chip, shards_of: Callable[[int], int] = lambda number: 1
+    program: Any,
+    chip: Chip,
+    shards_of: Callable[[int], int] = lambda number: 1,
+    virtual: Set[int] = frozenset(),
 ) -> list[tuple[float, bool]]:
     """Seconds of every node of a program on one device, and whether a rule knew it.
 
     **Arguments:** `program` is a `_jaxpr.Program`; `shards_of(value_number)`
     says into how many parts a value is split over devices. An operation's work is split
-    like the most finely split of its operands and results. Bytes follow the fusion rule
-    of this module, so the sum over a program is meaningful, and a value that only its
-    own pass reads is cheap to recompute.
+    like the most finely split of its operands and results. `virtual` values are no
+    arrays, neither written nor read. Bytes follow the fusion rule of this module, so
+    the sum over a program is meaningful, and a value that only its own pass reads is
+    cheap to recompute.
 
     **Returns:** one `(seconds, priced)` per node, in order. `priced` is false where
     something in the node had no rule, or the chip no figure for it.
@@ -130,7 +134,8 @@ def operation_seconds(
     """
     totals = [0.0] * len(program.nodes)
     priced = [True] * len(program.nodes)
-    for leaf in _leaves(_flat_of(program.jaxpr), {}):
+    computed = [v for v, number in program.numbers.items() if number in virtual]
+    for leaf in _leaves(_flat_of(program.jaxpr), {}, computed):
         node = program.nodes[leaf.owner]
         numbers = [n for n in (*node.inputs, *node.outputs) if n is not None]
         shards = max((shards_of(n) for n in numbers), default=1)
@@ -141,11 +146,14 @@ def operation_seconds(
     return list(zip(totals, priced, strict=True))
 
 
-def program_seconds(jaxpr: Any, chip: Chip, *, shards: int = 1) -> float:
+def program_seconds(
+    jaxpr: Any, chip: Chip, *, shards: int = 1, virtual: Iterable[Any] = ()
+) -> float:
     """Seconds of a whole jaxpr on one device, operation by operation.
 
-    Larger than `seconds(cost_of_jaxpr(jaxpr), chip)`, which lets all arithmetic of the
-    program hide behind all of its memory traffic.
+    `virtual` are variables of it that are no arrays. Larger than
+    `seconds(cost_of_jaxpr(jaxpr), chip)`, which lets all arithmetic of the program
+    hide behind all of its memory traffic.
 
     >>> import jax, jax.numpy as jnp
     >>> from stowax._hardware._hardware import CHIPS
@@ -156,7 +164,7 @@ def program_seconds(jaxpr: Any, chip: Chip, *, shards: int = 1) -> float:
     return sum(
         leaf.times * leaf.devices / max(shards, leaf.devices) * seconds(leaf.cost, chip)
         + _starting(leaf, chip)
-        for leaf in _leaves(_flat_of(jaxpr), {})
+        for leaf in _leaves(_flat_of(jaxpr), {}, virtual)
     )
 
 
@@ -199,9 +207,10 @@ def _total(leaves: Iterator[_Leaf]) -> OperationCost:
     )
 
 
-def _leaves(flat: Flat, axes: _Axes) -> Iterator[_Leaf]:
+def _leaves(flat: Flat, axes: _Axes, virtual: Iterable[Any] = ()) -> Iterator[_Leaf]:
     """The priced operations of a flat program; `axes` are sizes of manual mesh axes."""
-    passes = Passes(flat)
+    numbers = (flat.numbers[variable] for variable in virtual)
+    passes = Passes(flat, frozenset(n for n in numbers if n is not None))
     for position, step in enumerate(flat.steps):
         name = step.equation.primitive.name
         if name in LOOPS:

@@ -29,10 +29,14 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Flat:
-    """A program without calls; `outputs` are the numbers of the values it returns."""
+    """A program without calls; `outputs` are the numbers of the values it returns.
+
+    `numbers` are those of the variables outside of calls.
+    """
 
     steps: tuple[Step, ...]
     outputs: frozenset[int]
+    numbers: Mapping[Any, int | None]
 
 
 def flatten(inputs: Sequence[Any], equations: Sequence[Any], results: Any) -> Flat:
@@ -68,9 +72,8 @@ def flatten(inputs: Sequence[Any], equations: Sequence[Any], results: Any) -> Fl
     for owner, equation in enumerate(equations):
         walk(equation, owner, env)
     returned = (_read(v, env) for v in results)
-    return Flat(
-        steps=tuple(steps), outputs=frozenset(n for n in returned if n is not None)
-    )
+    outputs = frozenset(n for n in returned if n is not None)
+    return Flat(steps=tuple(steps), outputs=outputs, numbers=env)
 
 
 def _read(atom: Any, env: Mapping[Any, int | None]) -> int | None:
@@ -93,10 +96,14 @@ def inner_jaxpr(equation: Any) -> Any | None:
 
 
 class Passes:
-    """Bytes that each step of a flat program reads and writes after fusion."""
+    """Bytes that each step of a flat program reads and writes after fusion.
 
-    def __init__(self, flat: Flat):
+    `virtual` are values that are known to be no arrays: each reader computes them.
+    """
+
+    def __init__(self, flat: Flat, virtual: frozenset[int] = frozenset()):
         self._flat = flat
+        self._virtual = virtual
         self._users: dict[int, list[int]] = {}
         self._maker: dict[int, int] = {}
         for position, step in enumerate(flat.steps):
@@ -212,7 +219,7 @@ class Passes:
         self, position: int, value: int | None, part: int, size: int
     ) -> int:
         root = self._rooted(value)
-        if value is None or root is None:
+        if value is None or root is None or root in self._virtual:
             return 0
         number, maker = self._number[position], self._maker.get(root)
         if (
@@ -230,6 +237,8 @@ class Passes:
     def _leaves_pass(self, position: int, value: int) -> bool:
         """Whether a fusible step's result has to be in memory for somebody."""
         readers = self._readers.get(value, [])
+        if value in self._virtual:
+            return False
         if value in self._returned or not readers:
             return True
         number = self._number[position]

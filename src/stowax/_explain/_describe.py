@@ -355,7 +355,12 @@ def overlap_notes(survey: Survey, inspection: Any | None) -> tuple[str, ...]:
 
 
 def unplanned_seconds(survey: Survey, problem: Problem) -> float:
-    """Seconds of the step as written, under the planner's model: all is kept."""
-    if not survey.bodies:
-        return survey.other_seconds
+    """Seconds of the step as written, under the planner's model: all is kept.
+
+    A Python loop's layers store nothing for it, as they do where they are one loop.
+    """
+    stacks = [traced.stack for traced in survey.step.stacks.values()]
+    if any(stack.separate and not stack.as_written for stack in stacks) or not stacks:
+        run = sum(body.count * body.run_seconds for body in survey.bodies)
+        return survey.other_seconds + run
     return evaluate(problem, baselines(problem)["keep all"]).seconds

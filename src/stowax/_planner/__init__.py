@@ -6,6 +6,8 @@ Pure numbers on the records of `_stages`; no JAX. In the order of use:
 from ._baselines import Predicate as Predicate
 from ._baselines import baselines as baselines
 from ._baselines import named as named
+from ._changes import allowed as allowed
+from ._changes import single_changes as single_changes
 from ._evaluate import MISTAKEN as MISTAKEN
 from ._evaluate import evaluate as evaluate
 from ._evaluate import operations_run_again as operations_run_again

@@ -9,20 +9,22 @@ first.
 """
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from .._planner import (
     MISTAKEN,
+    allowed,
     evaluate,
     policies,
-    recomputed_values,
+    single_changes,
     smallest,
     solve,
     turnover,
 )
-from .._records._stages import Body, Decision, Decisions, Problem, Solution
+from .._records._stages import Decisions, Evaluation, Problem, Solution
 from .._survey._options import alternatives, more_fast_memory, plan_options
 from ._space import Attempt, Space
 
@@ -114,13 +116,19 @@ class Proposer:
     solving_seconds: float = 0.0
 
     def settled(
-        self, space: Space, caution: float, *, beaten: float = math.inf
+        self,
+        space: Space,
+        caution: float,
+        *,
+        beaten: float = math.inf,
+        hopeless: Callable[[Evaluation], bool] = lambda _: False,
     ) -> Proposal:
         """The fastest decisions of a variant whose program should fill the budget.
 
         Each prediction teaches the planner's model what it leaves out, until what is
         left is worth little at the solver's price of a byte, or it would take longer
-        than another variant's `beaten` seconds. What needs the least if nothing fits.
+        than another variant's `beaten` seconds, or is `hopeless`. What needs the least
+        if nothing fits.
         """
         target = int(self.budget * (1 - SLACK))
         straight = all(not body.in_loop for body in space.layers)
@@ -138,7 +146,8 @@ class Proposer:
                 hoped = 0.0
             if best and (best.seconds * (1 - WORTH) <= hoped or again > 1):
                 break
-            if hoped * (1 - CLEARLY * straight) >= beaten:
+            slower = hoped * (1 - CLEARLY * straight) >= beaten
+            if slower or hopeless(solution.evaluation):
                 return best or self._proposal(space, solution, caution)
             tried.append(solution.decisions)
             # A solver finds the decisions that its model is most wrong about: some of
@@ -166,7 +175,10 @@ class Proposer:
             )
         )
         seconds = evaluate(problem, decisions).seconds
-        if not _allowed(space, decisions) or seconds * (1 - CLEARLY) > found.seconds:
+        if (
+            not allowed(space.survey.bodies, decisions)
+            or seconds * (1 - CLEARLY) > found.seconds
+        ):
             return found
         solution = dataclasses.replace(found.solution, decisions=decisions)
         fits = self._learned(space, solution, caution) <= target
@@ -269,8 +281,11 @@ class Proposer:
         with one changed, and its compiler options with one changed.
         """
         space = best.space
-        ways = space, *others
-        known = [(way, self.settled(way, caution=1.0).decisions, 1.0) for way in ways]
+        known: list[_Candidate] = []
+        for way in (space, *others):
+            slower = functools.partial(self._is_slower, best, way)
+            settled = self.settled(way, caution=1.0, hopeless=slower)
+            known.append((way, settled.decisions, 1.0))
         yield from self._hopeful(best, [*known, *self._by_people(space, _FAR)])
         if not changes:
             return
@@ -286,7 +301,7 @@ class Proposer:
         changed = (
             (space, decisions, 1.0)
             for base in bases
-            for decisions in _neighbours(space, base.decisions or ())
+            for decisions in single_changes(space.survey.bodies, base.decisions or ())
         )
         yield from self._hopeful(best, changed)
         assert best.solution is not None
@@ -299,7 +314,7 @@ class Proposer:
     def _by_people(self, space: Space, far: float) -> Iterator[_Candidate]:
         """The policies that people write and the user's wishes allow."""
         for decisions in policies(space.problem(self.budget)).values():
-            if _allowed(space, decisions):
+            if allowed(space.survey.bodies, decisions):
                 yield space, decisions, far
 
     def by_hand(self, best: Attempt) -> Iterator[Proposal]:
@@ -322,7 +337,7 @@ class Proposer:
 
         Of programs of other variants not even the model's reserves are alike.
         """
-        seconds, own = best.measured.step_seconds, best.space
+        own = best.space
         assert best.decisions is not None
         base = evaluate(own.problem(self.budget), best.decisions)
         found: list[tuple[float, _Candidate]] = []
@@ -331,12 +346,11 @@ class Proposer:
                 mine = evaluate(space.problem(self.budget), decisions)
             except ValueError:  # something cannot be computed again
                 continue
-            expected = seconds + mine.seconds - base.seconds
-            hope = expected - MISTAKEN * turnover(mine, base)
             room = self.budget * far - best.measured.compiled_bytes
             fits = mine.device_bytes - base.device_bytes <= room or space is not own
             fits = fits and mine.host_bytes <= space.asked.host_budget
-            if fits and hope < seconds * (1 - WORTH):
+            if fits and not self._is_slower(best, space, mine):
+                expected = _expected(best, space, mine, base)
                 found.append((expected, (space, decisions, far)))
         for _, (space, decisions, far) in sorted(found, key=lambda one: one[0]):
             if space.memory.cautious(decisions, 1.0) / far > self.budget:
@@ -345,6 +359,13 @@ class Proposer:
                 yield self._like(best, decisions)
             else:
                 yield self._proposal(space, space.proposed[decisions], 1.0)
+
+    def _is_slower(self, best: Attempt, space: Space, mine: Evaluation) -> bool:
+        """Whether a variant's plan is slower than the best, however the model errs."""
+        assert best.decisions is not None
+        base = evaluate(best.space.problem(self.budget), best.decisions)
+        hope = _expected(best, space, mine, base) - MISTAKEN * turnover(mine, base)
+        return hope >= best.measured.step_seconds * (1 - WORTH)
 
     def _like(self, best: Attempt, decisions: Decisions) -> Proposal:
         """Decisions to be compiled as the best program was."""
@@ -360,41 +381,18 @@ class Proposer:
         return dataclasses.replace(proposal, options={**proposal.options, **changed})
 
 
+def _expected(best: Attempt, space: Space, mine: Evaluation, base: Evaluation) -> float:
+    """Seconds of a plan: the best's compiled ones and the model's difference.
+
+    Of another variant the model may be right where it is wrong of the best's.
+    """
+    seconds = best.measured.step_seconds + mine.seconds - base.seconds
+    return seconds if space is best.space else min(seconds, mine.seconds)
+
+
 def options_for(space: Space, decisions: Decisions) -> dict[str, str | bool | float]:
     """The compiler options that decisions are compiled with by default."""
     offloads = any("offload" in chosen for chosen in decisions)
     sparing = space.survey.tight or decisions in space.least
     options = plan_options(space.survey.target, offloads, sparing=sparing)
     return {**options, **space.asked.compiler_options}
-
-
-def _allowed(space: Space, decisions: Decisions) -> bool:
-    """Whether the user's wishes allow decisions."""
-    return all(
-        decision is None or decision in value.allowed
-        for body, chosen in zip(space.survey.bodies, decisions, strict=True)
-        for value, decision in zip(body.values, chosen, strict=True)
-        if not value.available
-    )
-
-
-def _neighbours(space: Space, decisions: Decisions) -> Iterator[Decisions]:
-    """All decisions that differ in one value: one that is stored, or could be."""
-    pairs = zip(space.survey.bodies, decisions, strict=True)
-    for b, (body, chosen) in enumerate(pairs):
-        for value in body.values:
-            for decision in sorted(value.allowed):
-                if value.available or decision == (chosen[value.index] or "recompute"):
-                    continue
-                mine = (*chosen[: value.index], decision, *chosen[value.index + 1 :])
-                if _makes_sense(body, mine, value.index):
-                    yield (*decisions[:b], mine, *decisions[b + 1 :])
-
-
-def _makes_sense(body: Body, chosen: tuple[Decision | None, ...], index: int) -> bool:
-    """Whether decisions can be carried out, and what is stored is read."""
-    try:
-        _, read = recomputed_values(body, chosen)
-    except ValueError:  # something cannot be computed again
-        return False
-    return chosen[index] == "recompute" or index in read

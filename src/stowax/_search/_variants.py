@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import jax
 
+from .._cost._record import bytes_of
 from .._layers._stack import Stack, moves
 from .._records._stages import Options, Problem
 from .._state._shards import device_bytes
 from .._state._state import search_state
-from .._step._trace import TracedStack
+from .._step._trace import Step, TracedStack, available
 from .._survey._groups import best_group, is_open
 from .._survey._options import wants_early_gradients
 from .._survey._survey import Survey
@@ -49,7 +50,8 @@ def as_written(rolled: Space, budget: int) -> Space | None:
     found = _written(rolled, tiles=0)
     if found is None:
         return None
-    space = new_space(found[0], rolled.asked, budget, found[1])
+    name, options = found
+    space = new_space(name, rolled.asked, budget, _surveyed(rolled.survey, options))
     known = rolled.asked.written
     space.memory.plain = sum(a.measured.excess for a in known.values())
     return space
@@ -74,14 +76,14 @@ def _in_tiles(
     """The loss in blocks that hold `least` of what backward passes read, or more."""
     if not _has_tiles(rolled):
         return None
-    options = dataclasses.replace(rolled.survey.options, tiles=most)
-    found = _written(rolled, tiles=most)
-    name, free = found or ("", _surveyed(rolled.survey, options))
-    little = _held(free, lambda stack: stack.tiles) < least
+    own = rolled.survey
+    tiled = dataclasses.replace(own.options, tiles=most)
+    name, options = _written(rolled, tiles=most) or ("", tiled)
+    little = _held(_step(own, options), lambda stack: stack.tiles) < least
     if little and not rolled.preferences.tiles:
         return None
     name = f"the loss in {blocks} of tokens" + (f", {name}" if name else "")
-    return new_space(name, rolled.asked, budget, free)
+    return new_space(name, rolled.asked, budget, _surveyed(own, options))
 
 
 def _has_tiles(rolled: Space) -> bool:
@@ -92,11 +94,10 @@ def _has_tiles(rolled: Space) -> bool:
 
 def _read(rolled: Space, options: Options) -> list[TracedStack]:
     """The step's stacks where it is read so; none if it cannot be, or must not."""
-    own = rolled.survey
     if rolled.preferences.tiles is False:
         return []
     try:
-        step = own.programs.step(own.step.recording, own.specs, options)
+        step = _step(rolled.survey, options)
     except Exception:  # it is planned in the other ways
         return []
     return [*step.stacks.values()]
@@ -144,24 +145,23 @@ def _blocks(rolled: Space, most: int) -> tuple[Options, int]:
     return options, max(products, default=0)
 
 
-def _written(rolled: Space, *, tiles: int) -> tuple[str, Survey] | None:
-    """Layers of a Python loop and straight-line code as they are, under a name."""
+def _written(rolled: Space, *, tiles: int) -> tuple[str, Options] | None:
+    """How to read layers of a Python loop and straight-line code as they are."""
     own, unrolled = rolled.survey, rolled.is_straight
     if own.target.platform == "cpu" or (unrolled and _wants_a_loop(rolled)):
         return None
     options = dataclasses.replace(
         own.options, as_written=unrolled, segments=True, tiles=tiles
     )
-    free = _surveyed(own, options)
-    name = "straight-line code in segments"
-    if free.step.recording.left != own.step.recording.left:
+    step, name = _step(own, options), "straight-line code in segments"
+    if step.recording.left != own.step.recording.left:
         return None  # it could not be read so
-    if _held(free, lambda stack: stack.segment) < _PART:
+    if _held(step, lambda stack: stack.segment) < _PART:
         if not unrolled:
             return None
         name = "layers as they are written"
-        free = _surveyed(own, dataclasses.replace(options, segments=False))
-    return (name, free) if free.bodies else None
+        options = dataclasses.replace(options, segments=False)
+    return (name, options) if _step(own, options).stacks else None
 
 
 def in_segments(rolled: Space, budget: int) -> Space | None:
@@ -180,12 +180,17 @@ def in_segments(rolled: Space, budget: int) -> Space | None:
     return space if unmet(space) is None else None  # a pin may name what is a layer's
 
 
+def _step(own: Survey, options: Options) -> Step:
+    """The step read in another way; each is traced once."""
+    return own.programs.step(own.step.recording, own.specs, options)
+
+
 def _surveyed(own: Survey, options: Options, **wishes: bool) -> Survey:
     """A step surveyed anew, to be read in another way."""
     return take_survey(
         own.function,
         own.specs,
-        own.programs.step(own.step.recording, own.specs, options),
+        _step(own, options),
         own.target,
         options,
         own.least_bytes,
@@ -194,15 +199,15 @@ def _surveyed(own: Survey, options: Options, **wishes: bool) -> Survey:
     )
 
 
-def _held(survey: Survey, which: Callable[[Stack], bool]) -> float:
+def _held(step: Step, which: Callable[[Stack], bool]) -> float:
     """Part of what backward passes read that some of the stacks hold."""
-    stacks = survey.step.stacks
     whole, mine = 0, 0
-    for body in survey.bodies:
-        if body.phase == "layers":
-            read = sum(v.bytes for v in body.values if v.needed and not v.available)
-            whole += read * body.count
-            mine += read * body.count * which(stacks[body.name].stack)
+    for traced in step.stacks.values():
+        stack, avals = traced.stack, traced.body.forward.avals
+        read = {*traced.body.residuals} - available(stack, traced.body)
+        held = stack.count * sum(bytes_of(avals[number]) for number in read)
+        whole += held
+        mine += held * which(stack)
     return mine / whole if whole else 0.0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from .. import _mlir
+from .. import _jax, _mlir
 from .._cost._cost import cost_of_jaxpr, operation_seconds, program_seconds
 from .._planner import baselines, evaluate, recomputed_values
 from .._predict._virtual import virtual_scopes
@@ -82,7 +82,13 @@ def take_survey(
         bodies, lambda _, value: any(p.body in grouped for p in value.passages), GROUPED
     )
     total = program_seconds(step.jaxpr, target.chip, shards=finest_shards(placements))
-    inside = sum(b.count * (b.run_seconds + _all_stored(step, b)) for b in layers)
+    inside = 0.0
+    for body in layers:  # of which `total` knows nothing that is virtual
+        seconds = body.run_seconds
+        if virtual[body.name]:
+            traced, placed = step.stacks[body.name], placements[body.name]
+            seconds = _body(traced, target, placed, frozenset(), 0).run_seconds
+        inside += body.count * (seconds + _all_stored(step, body))
     inside += state.body.backward_seconds if state else 0.0
     survey = dataclasses.replace(
         blank,
@@ -165,8 +171,7 @@ def _placements(
     """
     stacks = survey.step.stacks
     spread = any(_spread(a.spec) for a in survey.step.arguments)
-    segments = survey.options.segments
-    straight = [n for n, t in stacks.items() if t.stack.as_written and segments]
+    straight = [n for n, t in stacks.items() if t.stack.as_written]
     if not ((stacks and spread) or straight):
         return {name: {} for name in stacks}, dict.fromkeys(stacks, frozenset())
     plans = {
@@ -211,9 +216,13 @@ def _body(
 
     finest = max((p.shards for p in placements.values()), default=1)
     backward = traced.body.backward
+    leaves = zip(
+        _jax.open_jaxpr(backward).invars, traced.body.residual_leaves, strict=False
+    )
+    read = [v for v, leaf in leaves if isinstance(leaf, int) and leaf in virtual]
     costs = BodyCosts(
-        operations=tuple(operation_seconds(program, chip, shards_of)),
-        backward_seconds=program_seconds(backward, chip, shards=finest),
+        operations=tuple(operation_seconds(program, chip, shards_of, virtual)),
+        backward_seconds=program_seconds(backward, chip, shards=finest, virtual=read),
         unpriced=cost_of_jaxpr(backward).unpriced,
     )
     body = make_body(
@@ -225,7 +234,6 @@ def _body(
         least_bytes=least_bytes,
         virtual=virtual,
     )
-    stack = traced.stack
-    if stack.as_written and stack.among_segments:
+    if traced.stack.as_written:
         return body  # only what is an array is kept, and that is written anyway
     return with_storing(body, target)

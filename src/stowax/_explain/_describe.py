@@ -357,10 +357,11 @@ def overlap_notes(survey: Survey, inspection: Any | None) -> tuple[str, ...]:
 def unplanned_seconds(survey: Survey, problem: Problem) -> float:
     """Seconds of the step as written, under the planner's model: all is kept.
 
-    A Python loop's layers store nothing for it, as they do where they are one loop.
+    Where a Python loop's layers are one loop, or are kept value by value, storing them
+    has a price that it has not as it is written.
     """
     stacks = [traced.stack for traced in survey.step.stacks.values()]
-    if any(stack.separate and not stack.as_written for stack in stacks) or not stacks:
+    if not stacks or any(stack.separate for stack in stacks):
         run = sum(body.count * body.run_seconds for body in survey.bodies)
         return survey.other_seconds + run
     return evaluate(problem, baselines(problem)["keep all"]).seconds

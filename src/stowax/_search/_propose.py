@@ -281,9 +281,9 @@ class Proposer:
         with one changed, and its compiler options with one changed.
         """
         space = best.space
-        known: list[_Candidate] = []
+        base, known = self._evaluated(best), list[_Candidate]()
         for way in (space, *others):
-            slower = functools.partial(self._is_slower, best, way)
+            slower = functools.partial(_is_slower, best, base, way)
             settled = self.settled(way, caution=1.0, hopeless=slower)
             known.append((way, settled.decisions, 1.0))
         yield from self._hopeful(best, [*known, *self._by_people(space, _FAR)])
@@ -337,9 +337,7 @@ class Proposer:
 
         Of programs of other variants not even the model's reserves are alike.
         """
-        own = best.space
-        assert best.decisions is not None
-        base = evaluate(own.problem(self.budget), best.decisions)
+        own, base = best.space, self._evaluated(best)
         found: list[tuple[float, _Candidate]] = []
         for space, decisions, far in others:
             try:
@@ -349,8 +347,8 @@ class Proposer:
             room = self.budget * far - best.measured.compiled_bytes
             fits = mine.device_bytes - base.device_bytes <= room or space is not own
             fits = fits and mine.host_bytes <= space.asked.host_budget
-            if fits and not self._is_slower(best, space, mine):
-                expected = _expected(best, space, mine, base)
+            if fits and not _is_slower(best, base, space, mine):
+                expected = _expected(best, base, space, mine)
                 found.append((expected, (space, decisions, far)))
         for _, (space, decisions, far) in sorted(found, key=lambda one: one[0]):
             if space.memory.cautious(decisions, 1.0) / far > self.budget:
@@ -360,12 +358,10 @@ class Proposer:
             else:
                 yield self._proposal(space, space.proposed[decisions], 1.0)
 
-    def _is_slower(self, best: Attempt, space: Space, mine: Evaluation) -> bool:
-        """Whether a variant's plan is slower than the best, however the model errs."""
+    def _evaluated(self, best: Attempt) -> Evaluation:
+        """What the model says of a program that was compiled."""
         assert best.decisions is not None
-        base = evaluate(best.space.problem(self.budget), best.decisions)
-        hope = _expected(best, space, mine, base) - MISTAKEN * turnover(mine, base)
-        return hope >= best.measured.step_seconds * (1 - WORTH)
+        return evaluate(best.space.problem(self.budget), best.decisions)
 
     def _like(self, best: Attempt, decisions: Decisions) -> Proposal:
         """Decisions to be compiled as the best program was."""
@@ -381,7 +377,13 @@ class Proposer:
         return dataclasses.replace(proposal, options={**proposal.options, **changed})
 
 
-def _expected(best: Attempt, space: Space, mine: Evaluation, base: Evaluation) -> float:
+def _is_slower(best: Attempt, base: Evaluation, space: Space, mine: Evaluation) -> bool:
+    """Whether a variant's plan is slower than the best, however the model errs."""
+    hope = _expected(best, base, space, mine) - MISTAKEN * turnover(mine, base)
+    return hope >= best.measured.step_seconds * (1 - WORTH)
+
+
+def _expected(best: Attempt, base: Evaluation, space: Space, mine: Evaluation) -> float:
     """Seconds of a plan: the best's compiled ones and the model's difference.
 
     Of another variant the model may be right where it is wrong of the best's.

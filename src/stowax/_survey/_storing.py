@@ -52,9 +52,21 @@ def with_storing(body: Body, target: Target) -> Body:
     small = _SMALL_COPY * body.forward_seconds
     link = target.link
 
+    def written(value: Value) -> float:
+        return seconds(OperationCost(bytes_written=value.bytes), target.chip)
+
     def waiting(value: Value) -> float:
         rate = min(link.device_to_host, link.host_to_device)
         return _IN_LINE * body.forward_seconds if value.bytes / rate < small else 0.0
+
+    if not body.in_loop:  # made and read at its own place: it is only written
+        return dataclasses.replace(
+            body,
+            values=tuple(
+                dataclasses.replace(value, keep_seconds=written(value))
+                for value in body.values
+            ),
+        )
 
     def moving(value: Value, count: int) -> float:
         moved = OperationCost(bytes_read=value.bytes, bytes_written=value.bytes)

@@ -171,7 +171,8 @@ def _placements(
     """
     stacks = survey.step.stacks
     spread = any(_spread(a.spec) for a in survey.step.arguments)
-    straight = [n for n, t in stacks.items() if t.stack.as_written]
+    segments = survey.options.segments
+    straight = [n for n, t in stacks.items() if t.stack.as_written and segments]
     if not ((stacks and spread) or straight):
         return {name: {} for name in stacks}, dict.fromkeys(stacks, frozenset())
     plans = {
@@ -234,6 +235,7 @@ def _body(
         least_bytes=least_bytes,
         virtual=virtual,
     )
-    if traced.stack.as_written:
+    stack = traced.stack
+    if stack.as_written and stack.among_segments:
         return body  # only what is an array is kept, and that is written anyway
     return with_storing(body, target)

@@ -24,11 +24,16 @@ def against_written(record: PlanRecord) -> str:
 
 
 def _against_foreseen(search: SearchRecord) -> str:
+    """The same by the model, which does not know all that the compiler fuses.
+
+    So it takes the step as it is for slower than it is: that a plan is faster, only two
+    compiled programs say.
+    """
     needed, seconds = search.written_predicted_bytes, search.written_model_seconds
     if not needed:
         return ""
     needs = f"As written: {format_bytes(needed)} predicted"
-    if not seconds or not search.model_seconds:
+    if not 0 < seconds * (1 - _SAME) <= search.model_seconds:
         return f"{needs}."
     change = _change(search.model_seconds, seconds)
     return f"{needs}; by the model the plan {change or 'is as fast'}."

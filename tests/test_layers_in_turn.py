@@ -65,7 +65,7 @@ def test_they_fit_where_a_checkpoint_around_each_does():
 @pytest.mark.slow
 def test_chains_that_the_compiler_fuses_are_not_priced_as_arrays():
     args, step = arguments(), step_with(as_it_is)
-    found = plan(step, *args, budget="1500MiB")
+    found = plan(step, *args, budget="1500MiB", forbid=("tile",))
     written = stowax.inspect(jax.jit(step), *args, target=target_or_skip("h200"))
-    priced = found.search.written_model_seconds
+    (priced,) = (b.seconds for b in found.baselines if b.name == "keep all")
     assert priced == pytest.approx(written.timeline.step_seconds, rel=0.35)

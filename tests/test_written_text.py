@@ -42,6 +42,8 @@ def test_what_was_not_compiled_is_compared_as_it_is_predicted():
     assert f"{needs}.\n" in unknown
     assert re.search(r"as written, predicted +141.0 GiB +– +no\n", unknown)
     assert "by the model the plan is as fast.\n" in said(6.3)
+    # That a plan is faster only two compiled programs say.
+    assert f"{needs}.\n" in said(7.0)
     # A row "keep all" beside it is explained where it is another program.
     assert "keep all too, run layers as the plan does" in known
     assert "keep all too" not in said(6.1)

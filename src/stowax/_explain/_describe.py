@@ -3,6 +3,7 @@
 Pure bookkeeping on records; nothing here decides anything.
 """
 
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -354,14 +355,24 @@ def overlap_notes(survey: Survey, inspection: Any | None) -> tuple[str, ...]:
     )
 
 
+def _storing_for_nothing(body: Body) -> Body:
+    values = (dataclasses.replace(value, keep_seconds=0.0) for value in body.values)
+    return dataclasses.replace(body, values=tuple(values))
+
+
 def unplanned_seconds(survey: Survey, problem: Problem) -> float:
     """Seconds of the step as written, under the planner's model: all is kept.
 
-    Where a Python loop's layers are one loop, or are kept value by value, storing them
-    has a price that it has not as it is written.
+    Storing has a price in a scan alone: a Python loop's layers have no stacks.
     """
-    stacks = [traced.stack for traced in survey.step.stacks.values()]
-    if not stacks or any(stack.separate for stack in stacks):
-        run = sum(body.count * body.run_seconds for body in survey.bodies)
-        return survey.other_seconds + run
+    if not survey.bodies:
+        return survey.other_seconds
+    stacks = survey.step.stacks
+    bodies = tuple(
+        _storing_for_nothing(body)
+        if body.name in stacks and stacks[body.name].stack.separate
+        else body
+        for body in problem.bodies
+    )
+    problem = dataclasses.replace(problem, bodies=bodies)
     return evaluate(problem, baselines(problem)["keep all"]).seconds

@@ -172,13 +172,11 @@ def _foreseen(search: Search, best: Attempt) -> tuple[int, float]:
 
     The model knows no seconds of layers that the user has computed again.
     """
-    rolled = search.rolled
-    needed = foreseen_bytes(rolled, donate=best.donated)
-    if not rolled.survey.bodies or rolled.remat:
-        return needed, 0.0
-    written = (s for s in search.spaces if s.as_written and not s.survey.options.tiles)
-    space = next(written, rolled)
-    return needed, unplanned_seconds(space.survey, space.problem(search.budget))
+    space = search.rolled
+    needed = foreseen_bytes(space, donate=best.donated)
+    known = space.survey.bodies and not space.remat
+    problem = space.problem(search.budget)
+    return needed, unplanned_seconds(space.survey, problem) if known else 0.0
 
 
 def _baselines(search: Search, best: Attempt) -> tuple[Baseline, ...]:

@@ -147,7 +147,8 @@ class Proposer:
             if best and (best.seconds * (1 - WORTH) <= hoped or again > 1):
                 break
             slower = hoped * (1 - CLEARLY * straight) >= beaten
-            if slower or hopeless(solution.evaluation):
+            hopes = dataclasses.replace(solution.evaluation, seconds=hoped)
+            if slower or hopeless(hopes):
                 return best or self._proposal(space, solution, caution)
             tried.append(solution.decisions)
             # A solver finds the decisions that its model is most wrong about: some of
@@ -175,10 +176,8 @@ class Proposer:
             )
         )
         seconds = evaluate(problem, decisions).seconds
-        if (
-            not allowed(space.survey.bodies, decisions)
-            or seconds * (1 - CLEARLY) > found.seconds
-        ):
+        may_be = allowed(space.survey.bodies, decisions)
+        if not may_be or seconds * (1 - CLEARLY) > found.seconds:
             return found
         solution = dataclasses.replace(found.solution, decisions=decisions)
         fits = self._learned(space, solution, caution) <= target
@@ -322,9 +321,8 @@ class Proposer:
 
         What a person would have written is not left out for want of a compile.
         """
-        assert best.decisions is not None
         problem = best.space.problem(self.budget)
-        model = evaluate(problem, best.decisions).seconds
+        model = self._evaluated(best).seconds
         enough = model - CLEARLY * best.measured.step_seconds
         own = self._by_people(best.space, 1.0)
         faster = [one for one in own if evaluate(problem, one[1]).seconds <= enough]

@@ -92,6 +92,7 @@ _LONGEST = (
     "test_returned_gradients.py",
     "test_jit_places.py",
     "test_planning.py",
+    "test_planning_command.py",
     "test_forms.py",
     "test_state.py",
     "test_state_frozen.py",
@@ -112,11 +113,18 @@ _LONGEST = (
 """Files that take longest, in this order: from two minutes to a quarter of one."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """The longest files first; what needs a GPU is skipped where there is none.
 
     A file is run by one process. Begun last, a long one is all that runs in the end.
+    Of a test that names its quick cases all others are slow: this comes before pytest
+    chooses by `-m`.
     """
+    for item in items:
+        quick = item.get_closest_marker("quick")
+        if quick and item.callspec.id not in quick.args:
+            item.add_marker(pytest.mark.slow)
     place = {name: number for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
     marked = [item for item in items if item.get_closest_marker("gpu")]

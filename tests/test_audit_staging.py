@@ -143,6 +143,7 @@ def test_a_copy_of_the_state_is_measured():
     assert loop(lambda number, state: None).staged_bytes == 0
 
 
+@pytest.mark.slow
 @needs_linux
 def test_orbax_saves_are_measured(tmp_path):
     """On a CPU Orbax reads the arrays themselves: the next step makes the copy.

@@ -159,6 +159,7 @@ def test_what_lies_in_order_is_updated_with_what_is_on_the_device(kept):
     three_steps(found, momentum, args)
 
 
+@pytest.mark.slow
 def test_the_plan_file_keeps_the_order(tmp_path):
     found, args = planned(1, momentum), arguments(1, momentum)
     found.save(tmp_path / "plan.json")

@@ -54,6 +54,7 @@ def products(traced):
     return [p for one in traced.stacks.values() for p in one.body.blocks]
 
 
+@pytest.mark.quick("attention", "gated")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_layers_in_blocks_are_the_layers(name):
     step = step_of(getattr(wide_layers, name))
@@ -72,6 +73,7 @@ def test_layers_in_blocks_are_the_layers(name):
         assert_close(jax.jit(run)(*args), expected)
 
 
+@pytest.mark.slow
 def test_narrow_numbers_in_blocks():
     step = step_of(attention)
     args = wide_layers.weights(jnp.bfloat16), wide_layers.tokens(jnp.bfloat16)
@@ -85,6 +87,7 @@ def test_narrow_numbers_in_blocks():
         np.testing.assert_allclose(a, b, atol=0.03 * np.abs(b).max())
 
 
+@pytest.mark.quick("options0")
 @pytest.mark.parametrize("options", [OPTIONS, Options(layer_blocks=4, as_written=True)])
 def test_layers_of_a_python_loop(options):
     step = step_of(attention, unrolled=True)
@@ -173,9 +176,8 @@ def planned(target, **wishes):
     return plan(long_step, *long_arguments(), target=target, budget=scores, **wishes)
 
 
-@pytest.mark.parametrize(
-    "target", ["h200", pytest.param("v5p-8", marks=pytest.mark.slow), "cpu"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["h200", "v5p-8", "cpu"])
 def test_scores_of_attention_are_not_in_the_peak(target):
     found = planned(target)
     assert found.fits, str(found)
@@ -201,12 +203,14 @@ def test_a_plan_of_layers_in_blocks_is_kept_in_a_file_and_computes_the_same(tmp_
     assert_close(got, jax.jit(long_step)(*args))
 
 
+@pytest.mark.slow
 def test_blocks_within_layers_can_be_forbidden():
     found = planned("h200", forbid=("tile",))
     assert not found.fits
     assert found.program.options.layer_blocks == 0
 
 
+@pytest.mark.quick("pin")
 @pytest.mark.parametrize(
     "wish",
     [

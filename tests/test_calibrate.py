@@ -143,6 +143,7 @@ def test_rates_are_what_the_programs_do_in_their_seconds():
     assert found.versions["jax"] == jax.__version__
 
 
+@pytest.mark.slow
 def test_what_fails_is_listed_and_the_others_go_on(monkeypatch, tmp_path):
     real = _calibrate.programs.products
 
@@ -165,6 +166,7 @@ def test_what_fails_is_listed_and_the_others_go_on(monkeypatch, tmp_path):
     assert "matrix int8" in str(found)
 
 
+@pytest.mark.slow
 def test_what_there_is_is_kept_before_each_further_step(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "here.json"))
     monkeypatch.setattr(_calibrate, "cpu_effort", lambda count: SMALL)
@@ -212,6 +214,7 @@ def test_a_rate_beyond_what_is_quoted_is_not_believed():
     assert _calibrate._believed(high, assumed.memory_bandwidth, assumed) == high
 
 
+@pytest.mark.slow
 def test_the_machine_is_really_measured_and_the_result_kept(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "new" / "here.json"))
     monkeypatch.setattr(_calibrate, "cpu_effort", lambda count: SMALL)

@@ -164,6 +164,7 @@ def test_another_process_goes_on_from_host_memory(saved):
     assert report["losses"] == json.loads((saved / "never stopped").read_text())
 
 
+@pytest.mark.slow
 def test_each_shard_is_restored_into_its_own_host_memory(tmp_path):
     # A step of one elementwise parameter: only where its momentum lies matters.
     optimizer = optax.sgd(1e-2, momentum=0.9)
@@ -220,6 +221,7 @@ def test_a_plan_of_another_shape_takes_no_restored_state(saved):
     )
 
 
+@pytest.mark.slow
 def test_specs_of_what_eval_shape_returns_have_the_planned_kinds(saved):
     found = stowax.load_plan(saved / "plan.json")
     params, state = here(jax.eval_shape(initial))

@@ -380,6 +380,7 @@ def test_help_has_examples(command):
     assert f"  stowax {command}" in out.split("Example")[1]
 
 
+@pytest.mark.slow
 def test_stdout_is_json_even_if_c_code_prints(write, tmp_path):
     noisy = r'import os; os.write(1, b"noise from C\n"); print("noise")'
     write(STEP.replace('print("building the step")', noisy))

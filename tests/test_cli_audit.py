@@ -163,6 +163,7 @@ def test_processes_that_may_run_jax_are_told_of(audit, tmp_path, starts, many):
     assert (said in " ".join(notes)) == bool(many)
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_process_ends_as_the_script_ends_it(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
@@ -208,6 +209,7 @@ def test_a_page_without_an_inspection(audit, tmp_path):
     assert "Nothing found." in page.read_text()
 
 
+@pytest.mark.slow
 def test_stdin_interrupts_and_code_without_a_file(tmp_path):
     """As a shell runs it: input is the script's, Ctrl-C prints the report so far.
 

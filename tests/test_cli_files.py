@@ -41,6 +41,7 @@ def test_a_plan_that_cannot_be_saved_is_printed(write, words):  # noqa: F811
     )
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_gets_no_traceback():
     words = [sys.executable, "-m", "stowax", "targets", "--json"]
     with subprocess.Popen(
@@ -53,6 +54,7 @@ def test_a_reader_that_leaves_gets_no_traceback():
     assert "BrokenPipe" not in said
 
 
+@pytest.mark.slow
 def test_a_closed_stdout_is_no_error():
     done = subprocess.run(
         ["/bin/sh", "-c", '"$0" -m stowax targets >&-', sys.executable],
@@ -64,6 +66,7 @@ def test_a_closed_stdout_is_no_error():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_audit_that_nobody_reads_is_told_on_stderr(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(LOOP.replace("print(float(loss))", "float(loss)"))
@@ -113,6 +116,7 @@ COMPILES = """
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_does_not_wait_for_a_compile(write):  # noqa: F811
     folder = write(COMPILES).parent
     words = [sys.executable, "-m", "stowax", "plan", "train.py:make"]
@@ -137,6 +141,7 @@ FITS = """
 """
 
 
+@pytest.mark.quick("SIGINT-130-interrupted")
 @pytest.mark.parametrize(
     ("name", "code", "word"),
     [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")],
@@ -162,6 +167,7 @@ def test_an_interrupt_of_fit_shows_what_is_known_by_then(
     assert said[-1] == word
 
 
+@pytest.mark.quick("run")
 @pytest.mark.parametrize("command", ["run", "audit"])
 def test_a_script_gets_an_interrupt_as_from_python(write, command):  # noqa: F811
     folder = write("""

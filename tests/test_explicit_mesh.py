@@ -71,15 +71,15 @@ def mesh_over(devices):
     return Mesh(array, ("d",), axis_types=(AxisType.Explicit,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "pin", "offloaded"),
     [
         ("1MiB", EVERYTHING, {"parameter", "optimizer state"}),
-        pytest.param(
+        (
             "2MiB",
             {"layer input*": "offload", "*tanh*": "recompute"},
             {"activation"},
-            marks=pytest.mark.slow,
         ),
     ],
 )

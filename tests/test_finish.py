@@ -34,6 +34,7 @@ def test_the_last_program_for_a_tpu_has_more_unless_compiles_are_counted():
     assert compiled_total(found, train, *WIDE) == found.device_bytes
 
 
+@pytest.mark.slow
 def test_a_step_that_fits_as_it_is_is_told_of_it_and_left_alone():
     kept = {"forbid": ["recompute"], "target": "v5p-8"}  # else a plan is faster
     found = plan(train, *arguments(), compiles=None, **kept)

@@ -29,6 +29,7 @@ def specs(machine, shape=(2, 2)):
     return w, x
 
 
+@pytest.mark.slow
 def test_the_target_is_the_machine_that_the_arguments_are_over():
     w, x = specs(stowax.target("v5p-8"))
     plan = stowax.plan(step, w, x, budget="80%", progress=False)
@@ -37,6 +38,7 @@ def test_the_target_is_the_machine_that_the_arguments_are_over():
     assert plan.fits
 
 
+@pytest.mark.slow
 def test_what_is_compiled_ahead_is_planned_for_its_own_machine():
     w, x = specs(stowax.target("v5p-8"))
     planned = stowax.jit(step, budget="80%", progress=False, donate_argnums=0)
@@ -148,13 +150,14 @@ def spread(mesh):
 KINDS = {kind.name: kind for kind in jax.sharding.AxisType}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "devices", "kind"),
     [
         ("h200x8", 4, "Auto"),
-        pytest.param("h200", 1, "Explicit", marks=pytest.mark.slow),
-        pytest.param("v5p-8", 4, "Explicit", marks=pytest.mark.slow),
-        pytest.param("v5p-8", 2, "Auto", marks=pytest.mark.slow),
+        ("h200", 1, "Explicit"),
+        ("v5p-8", 4, "Explicit"),
+        ("v5p-8", 2, "Auto"),
     ],
 )
 def test_this_machines_mesh_stands_in_for_one_that_is_not_there(name, devices, kind):

@@ -89,6 +89,7 @@ def test_layers_are_rolled_where_state_is_not_enough():
     assert found.smallest_budget < least.device_bytes
 
 
+@pytest.mark.quick("activation")
 @pytest.mark.parametrize(
     "pin",
     [pinned(state="offload", product="offload"), pinned(weights="offload")],
@@ -104,6 +105,7 @@ def test_layers_are_rolled_where_a_pin_asks_for_it(pin):
 WIDE = spec(64 * WIDTH, WIDTH)  # products that are a hundred times the weights
 
 
+@pytest.mark.slow
 def test_a_loop_as_written_keeps_some_and_recomputes_some():
     """No copy, no loop, and in less memory by what it does not keep."""
     params, state, _ = arguments()
@@ -213,6 +215,7 @@ def test_a_step_that_fits_donated_stays_as_it_is():
     assert found.host_bytes == 0
 
 
+@pytest.mark.slow
 def test_what_was_compiled_for_a_share_is_compiled_once():
     lines = []
     weights, x = [spec(128, 128)] * 4, spec(4, 128)
@@ -228,6 +231,7 @@ def test_what_was_compiled_for_a_share_is_compiled_once():
     assert len(compiled) == 1
 
 
+@pytest.mark.slow
 def test_a_step_that_fits_is_planned_where_that_is_clearly_faster():
     """A scan that keeps everything writes it to memory, and reads it again."""
 

@@ -88,6 +88,7 @@ def test_tiny_figures_are_kept_out_of_the_results():
         runner.run("gpu", ["--tiny"])
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_a_row_with_its_last_words(tmp_path):
     cell = Cell(part="no", name="such cell", work=lambda context, row: None)
     row = gpu.isolated(cell, tmp_path, tmp_path / "gpu.jsonl", True, 100)

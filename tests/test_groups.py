@@ -71,12 +71,9 @@ def whole_model(weights, x):
     return (x**2).mean() * seen[0] + jnp.sin(sums).sum() + seen[1]
 
 
-@pytest.mark.parametrize(
-    "reverse",
-    [pytest.param(None, marks=pytest.mark.slow), ()],
-    ids=["down", "up"],
-)
-@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.quick("3-up")
+@pytest.mark.parametrize("reverse", [None, ()], ids=["down", "up"])
+@pytest.mark.parametrize("size", [3, 2])
 def test_numbers_are_the_same_to_the_bit(reverse, size):
     keys = jax.random.split(jax.random.key(0), 3)
     weights = {
@@ -166,6 +163,7 @@ def test_a_plan_in_groups_says_so_and_is_kept_in_a_file(tmp_path):
     assert_close(jax.jit(read.apply(train_step))(*arrays), expected)
 
 
+@pytest.mark.slow
 def test_groups_are_left_where_memory_is_not_short():
     args = arguments(16)
     found = plan(train_step, *args, budget=16 * (INPUT + LAYER) + 20 * INPUT, **QUIET)
@@ -173,12 +171,10 @@ def test_groups_are_left_where_memory_is_not_short():
     assert [stack.group for stack in found.program.stacks] == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wishes",
-    [
-        {"pin": {"*dot_general*": "keep"}},
-        pytest.param({"forbid": ("recompute",)}, marks=pytest.mark.slow),
-    ],
+    [{"pin": {"*dot_general*": "keep"}}, {"forbid": ("recompute",)}],
 )
 def test_what_a_user_keeps_is_not_computed_again(wishes):
     found = plan(train_step, *arguments(16), budget=1 << 20, **QUIET, **wishes)

@@ -88,6 +88,7 @@ def test_a_policy_that_names_nothing_under_the_newer_remat():
         assert line_of(hazard_programs._layer, 'x @ w["up"]') in hazard.where
 
 
+@pytest.mark.slow
 def test_an_offload_that_the_compiler_folds_away():
     found = inspected("round_trip_folded_away", "h200")
     assert found.memory.host.total == 0

@@ -96,6 +96,7 @@ def test_weights_that_come_back_in_memory_of_their_own():
     assert made == LAYERS * MATRIX
 
 
+@pytest.mark.slow
 def test_nnx_grad_of_a_loop_over_layers_that_are_recomputed():
     nnx = pytest.importorskip("flax.nnx")
 
@@ -174,6 +175,7 @@ def summed_as_it_goes(p, parts):
     return change(p, jax.tree.map(lambda g: g / PARTS, total)), losses
 
 
+@pytest.mark.quick("stacked")
 @pytest.mark.parametrize("step", [stacked, mapped])
 def test_gradients_of_every_microbatch(step):
     found = inspected(step, WEIGHTS, PART, donate_argnums=0)
@@ -212,6 +214,7 @@ def recomputed(p, parts):
     return jax.lax.map(jax.checkpoint(lambda x: loss_of(p, x)), parts).mean()
 
 
+@pytest.mark.quick("with_carry")
 @pytest.mark.parametrize("loss", [with_carry, with_results, with_counter])
 def test_a_loss_over_microbatches_that_is_differentiated_as_a_whole(loss):
     (hazard,) = suspected(inspected(jax.value_and_grad(loss), WEIGHTS, PART))

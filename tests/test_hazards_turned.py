@@ -44,6 +44,7 @@ def inspected(layer):
     return inspect(layers(layer), *there.specs(*arguments()), target=there)
 
 
+@pytest.mark.slow
 def test_scores_that_are_transposed_between_forward_and_backward_loop():
     found, clean = inspected(attention), inspected(fixed)
     (hazard,) = hazards_of(found, "turned-stack")
@@ -60,6 +61,7 @@ def test_scores_that_are_transposed_between_forward_and_backward_loop():
     assert saved > WEIGHTS / 2  # another layer's working memory takes its place
 
 
+@pytest.mark.slow
 def test_layers_that_are_recomputed_keep_nothing_to_be_turned():
     assert inspected(jax.checkpoint(attention)).hazards == ()
 

@@ -156,6 +156,7 @@ def test_an_unrolled_model(way):
     assert in_host_memory(got) == [False, True, True, *[False] * LAYERS]
 
 
+@pytest.mark.slow
 def test_frozen_weights():
     def loss(v, weights, x):
         return scanned([weights[0], v[0], weights[1]], x)

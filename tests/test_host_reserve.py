@@ -46,6 +46,7 @@ def test_what_is_in_reserve_is_no_plans(tmp_path):
     assert again.proof.host_reserve_bytes == 16 * MIB
 
 
+@pytest.mark.slow
 def test_it_comes_off_what_the_target_has():
     whole = plan(step, *ARGS)
     assert whole.proof.host_reserve_bytes == 0

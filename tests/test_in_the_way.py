@@ -192,6 +192,7 @@ def refusing(monkeypatch):
     monkeypatch.setattr(LoweredProgram, "compile", refuse)
 
 
+@pytest.mark.slow
 def test_a_refused_step_is_inspected_without_its_program(refusing):
     rows, vocabulary = 2**12, 2**16
     jitted, args = logits(rows, vocabulary=vocabulary)

@@ -66,6 +66,7 @@ def test_state_is_made_where_it_belongs(plan):
     plan.apply(train_step)(params, state, BATCH)
 
 
+@pytest.mark.slow
 def test_one_argument_alone(plan):
     params, _ = init_state(jax.random.key(0))
     state = plan.init(OPTIMIZER.init, params)

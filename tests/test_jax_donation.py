@@ -63,14 +63,13 @@ def trained(step, function, steps=3):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "donated", "pinned"),
     [
         (adam, (1,), "optimizer state"),
-        pytest.param(
-            *(moments_first, (0, 1), "optimizer state"), marks=pytest.mark.slow
-        ),
-        pytest.param(*(gradients_first, (0, 1), "parameter"), marks=pytest.mark.slow),
+        (moments_first, (0, 1), "optimizer state"),
+        (gradients_first, (0, 1), "parameter"),
     ],
     ids=["only the moments", "in another order", "gradients first"],
 )

@@ -63,6 +63,7 @@ AGAIN = {
 }
 
 
+@pytest.mark.quick("jit-names")
 @pytest.mark.parametrize(
     ("way", "again"),
     [
@@ -125,6 +126,7 @@ def test_a_call_by_name_is_traced_for_itself(way):
         np.testing.assert_array_equal(run(make), run(jax.jit))
 
 
+@pytest.mark.quick("jit")
 @in_both_ways
 def test_a_step_that_closes_over_what_is_traced(way):
     def step(weights, x):
@@ -141,6 +143,7 @@ def test_a_step_that_closes_over_what_is_traced(way):
             np.testing.assert_allclose(got, value, rtol=2e-2)  # of bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "clear"),
     [

@@ -43,6 +43,7 @@ def test_what_wraps_a_jitted_function_is_another_function(wrap):
             jax.tree.map(np.testing.assert_allclose, way(x), expected)
 
 
+@pytest.mark.slow
 def test_arguments_by_name_at_every_call():
     expected = losses(jax.jit(train_step))
     by_name = jit(train_step, budget="60%")
@@ -53,6 +54,7 @@ def test_arguments_by_name_at_every_call():
     np.testing.assert_allclose(losses(named), expected, rtol=1e-5)
 
 
+@pytest.mark.quick("planning")
 @pytest.mark.parametrize("way", ["jit", "planning"])
 def test_arguments_that_only_have_names_are_donated(way):
     def step(*, state, x):
@@ -91,6 +93,7 @@ LOWERED = {
 }
 
 
+@pytest.mark.quick("static")
 @pytest.mark.parametrize("case", LOWERED.values(), ids=LOWERED)
 def test_what_is_lowered_is_compiled_and_called_as_the_step(case):
     told, called, static = case
@@ -148,6 +151,7 @@ def test_a_node_that_takes_arrays_only_runs_as_it_is_written():
     assert "Let tree_unflatten take whatever it is given" in said
 
 
+@pytest.mark.quick("first")
 @pytest.mark.parametrize("given", ["again", "first"])
 def test_what_is_no_number_is_found_though_the_arguments_were_donated(given):
     def wide(params, moments, x):

@@ -241,6 +241,7 @@ class Tuned(nnx.Module):
         return x + jnp.tanh(self.base(x) + x @ self.down[...] @ self.up[...])
 
 
+@pytest.mark.slow
 def test_the_frozen_part_of_an_nnx_model_leaves_the_device():
     model = nnx.List([Tuned(nnx.Rngs(k)) for k in range(8)])
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.LoRAParam)

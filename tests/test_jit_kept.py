@@ -86,6 +86,7 @@ def another_step(params, momentum, x):
     return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "options"),
     [

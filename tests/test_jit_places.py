@@ -54,7 +54,6 @@ CASES = {
     "the batch on a mesh of one device": (None, lambda x: jax.device_put(x, ONE), {}),
     "the state on a mesh of types": (TYPED, lambda x: x, {}),
 }
-QUICK = ("told, a NumPy batch", "the state on a mesh of one device")
 
 
 def run(step, state, place):
@@ -66,10 +65,8 @@ def run(step, state, place):
     return found, params
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CASES],
-)
+@pytest.mark.quick("the state on a mesh of one device")
+@pytest.mark.parametrize("case", CASES)
 def test_first_calls_with_arrays_from_anywhere(case, usual_promotion):
     state, place, told = CASES[case]
     expected, params = run(jax.jit(train_step, **told), state, place)
@@ -174,6 +171,7 @@ def test_it_is_lowered_for_where_the_arrays_are(hosted):
     assert loss.devices() == {jax.devices()[0]}
 
 
+@pytest.mark.slow
 def test_another_planned_step_is_given_what_the_first_has_on_the_host(hosted):
     _, params, _ = hosted
     on_device = jax.device_put(params, jax.memory.Space.Device)
@@ -219,6 +217,7 @@ def test_the_same_arrays_twice_later_on(usual_promotion):
     np.testing.assert_allclose(run(step), run(jax.jit), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_positions_from_the_end_of_any_number_of_arguments(usual_promotion):
     def step(*args):
         params, (momentum, extra), x = args
@@ -240,6 +239,7 @@ def test_positions_from_the_end_of_any_number_of_arguments(usual_promotion):
         jit(train_step, static_argnames="zz")
 
 
+@pytest.mark.slow
 def test_an_array_that_is_also_kept_is_not_overwritten(usual_promotion):
     """A reference model starts as the policy, and stays while the policy is trained."""
 

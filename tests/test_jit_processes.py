@@ -91,6 +91,7 @@ def test_one_process_plans_for_all(count):
     assert first["planned"] == pytest.approx(first["plain"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_processes_that_differ_are_told_so():
     for number, found in enumerate(run_job(2, differing=True)):
         assert "process 0 is about to run train_step, and process 1" in found["error"]

@@ -198,6 +198,7 @@ def test_what_a_checkpoint_computes_again_is_told_apart(target):
     assert not any(b.role == "recomputed" for b in plain.blocks)
 
 
+@pytest.mark.slow
 def test_a_forward_pass_within_a_backward_one_is_computed_again():
     """As layers of a plan are that run as they are written: no loop tells it."""
 

@@ -62,6 +62,7 @@ def step_of(apply):
     return lambda params, x: jax.grad(lambda p: apply(p, x).sum())(params)
 
 
+@pytest.mark.slow
 def test_a_module_of_linen_is_named_by_its_path_inside_of_the_layer():
     model = LinenStack()
     params = jax.eval_shape(model.init, jax.random.key(0), X)
@@ -82,6 +83,7 @@ def test_a_module_of_nnx_is_named_by_its_classes():
     assert parts(step_of(apply), params, X) == {"Gate", "NnxBlock"}
 
 
+@pytest.mark.slow
 def test_a_module_of_haiku_is_named_by_its_path():
     model = hk.without_apply_rng(hk.transform(haiku_stack))
     params = jax.eval_shape(model.init, jax.random.key(0), X)

@@ -151,6 +151,7 @@ def test_a_model_that_nnx_jit_hands_back_is_given_away(parts):
     assert session.plans["train_step"].program.donate_argnums == (0, 1)
 
 
+@pytest.mark.slow
 def test_specs_of_objects_have_the_planned_memory():
     """And the objects keep their arrays: specs are others, of the same kind."""
 

@@ -72,6 +72,7 @@ def test_what_is_where_the_program_has_it_is_no_hazard(index_of):
     assert misplaced(index_of) == []
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_what_its_program_would_misplace(monkeypatch):
     """No plan is made of a program that copies from or to other places."""
     read = _compiled.read_program

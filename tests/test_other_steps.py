@@ -48,6 +48,7 @@ def plan():
     )
 
 
+@pytest.mark.slow
 def test_results_in_another_order(plan):
     """Where an array comes back is part of the plan."""
     message = (

@@ -127,6 +127,7 @@ def test_the_page_asks_nobody_for_anything():
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"http", page)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_places_are_a_page_of_under_five_megabytes():
     inspection = large(100_000)
     page = inspection_page(inspection)

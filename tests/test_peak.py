@@ -160,13 +160,11 @@ TOO_LARGE = {
 }
 
 
+@pytest.mark.quick("activations-h200")
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        *(
-            pytest.param(n, "v5p-8", marks=[needs_libtpu, pytest.mark.slow])
-            for n in TOO_LARGE
-        ),
+        *(pytest.param(n, "v5p-8", marks=needs_libtpu) for n in TOO_LARGE),
         *(pytest.param(n, "h200", marks=needs_cuda) for n in TOO_LARGE),
     ],
 )

@@ -62,6 +62,7 @@ def test_state_that_is_placed_beside_a_batch_that_is_not():
     check(train_step, plan)
 
 
+@pytest.mark.slow
 def test_effects_in_a_fixed_order_leave_nothing_in_host_memory():
     def step(params, momentum, x):
         loss, grads = jax.value_and_grad(loss_of)(params, x)
@@ -78,6 +79,7 @@ def test_effects_in_a_fixed_order_leave_nothing_in_host_memory():
     check(step, plan)
 
 
+@pytest.mark.slow
 def test_a_callback_that_is_given_what_the_update_is_given():
     """It gives nothing back that could be waited for; this one is very common."""
     seen = []
@@ -144,6 +146,7 @@ def spread(mesh, way):
     return step
 
 
+@pytest.mark.quick("None-shard_map")
 @pytest.mark.parametrize("way", ["constraint", "shard_map"])
 @pytest.mark.parametrize("target", [None, "h200x4"])
 def test_arrays_that_are_put_nowhere_go_where_the_step_spreads_them(way, target):

@@ -370,6 +370,7 @@ def test_a_compile_out_of_memory_is_survived(monkeypatch):
     assert found.device_bytes <= limit
 
 
+@pytest.mark.slow
 def test_a_step_that_can_never_fit():
     args = arguments(layers=2, rows=2**23)
     found = plan(train, *args, target="v5e-1")
@@ -383,9 +384,8 @@ def test_a_step_that_can_never_fit():
 
 
 def test_a_compiler_that_refuses_is_quoted():
-    text = refused(
-        CompileError, train, *arguments(), compiler_options={"no_such_option": "1"}
-    )
+    asked = {"compiler_options": {"no_such_option": "1"}}
+    text = refused(CompileError, train, *arguments(), **asked)
     assert "No such compile option: 'no_such_option'" in text
 
 

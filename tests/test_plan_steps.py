@@ -286,6 +286,7 @@ def test_python_numbers_stay_weak():
     assert found.program.arguments[-1].shape == ()
 
 
+@pytest.mark.slow
 def test_numpy_arrays_and_arrays_as_arguments():
     params, x = numbers((PARAMS, X))
     as_numpy = jax.tree.map(np.asarray, (params, x))
@@ -296,6 +297,7 @@ def test_numpy_arrays_and_arrays_as_arguments():
         assert found.program.arguments == specs.program.arguments
 
 
+@pytest.mark.slow
 def test_the_same_step_is_planned_the_same_again():
     step, args = step_of(jitted_outside), arguments(width=WIDTH, rows=ROWS)
     one = plan(step, *args, target="cpu", pin=PIN)

@@ -220,6 +220,7 @@ def test_solve_finds_the_fastest_that_fits(p):
     assert 0 <= solution.gap <= OPTIMAL_GAP
 
 
+@pytest.mark.slow
 @QUICK
 @given(small_problems())
 def test_smallest_finds_the_least_memory_and_solve_fits_it(p):
@@ -240,6 +241,7 @@ def test_smallest_finds_the_least_memory_and_solve_fits_it(p):
     assert below.evaluation.device_bytes == least
 
 
+@pytest.mark.slow
 @QUICK
 @given(small_problems())
 def test_solve_decides_within_what_is_allowed(p):
@@ -388,13 +390,3 @@ def test_the_matrix_does_not_grow_with_the_number_of_layers():
         return build(p, tables(p)).matrix.shape
 
     assert shape(40) == shape(400)
-
-
-# ----------------------------------------------------------------------------- pins
-
-
-def by_name(p, name):
-    return next(v.index for v in p.bodies[0].values if v.name == name)
-
-
-# ------------------------------------------------------------------------- baselines

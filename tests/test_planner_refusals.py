@@ -15,7 +15,11 @@ from planner_problems import (
 )
 from stowax._errors import ArgumentError
 from stowax._planner import OPTIMAL_GAP, baselines, named, smallest, solve
-from test_planner import at, by_name
+from test_planner import at
+
+
+def by_name(p, name):
+    return next(v.index for v in p.bodies[0].values if v.name == name)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,7 @@
-"""Unchanged scripts under a budget: `stowax.planning` and `stowax run`."""
+"""Unchanged scripts under a budget: `stowax.planning`."""
 
 import functools
-import json
-import subprocess
 import sys
-import textwrap
 import types
 
 import equinox as eqx
@@ -67,6 +64,7 @@ def script(steps=4):
     return found
 
 
+@pytest.mark.slow
 def test_a_script_is_planned_and_computes_the_same():
     expected, real = script(), jax.jit
     pin = {"optimizer state": "offload"}
@@ -137,6 +135,7 @@ def test_a_step_that_cannot_be_planned_runs_as_it_is_written():
     assert note.startswith("sensitivity runs as it is written: step: its gradients")
 
 
+@pytest.mark.quick("learns0")
 @pytest.mark.parametrize("learns", [(True, False, True), (False, True, False)])
 def test_what_one_kind_of_call_cannot_have_another_one_may(learns):
     """A flag turns learning off: those calls run as they are written, others do not."""
@@ -282,27 +281,6 @@ def test_what_is_refused():
     assert jax.jit is real
 
 
-SCRIPT = """
-    import sys
-    import jax, jax.numpy as jnp
-
-    def loss_of(params, x):
-        layer = lambda x, w: (x + jnp.tanh(x @ w), None)
-        return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
-
-    @jax.jit
-    def train_step(params, x):
-        loss, grads = jax.value_and_grad(loss_of)(params, x)
-        return params - 0.1 * grads, loss
-
-    params, x = 0.01 * jnp.ones((6, 64, 64)), jnp.ones((512, 64))
-    for _ in range(int(sys.argv[1])):
-        params, loss = train_step(params, x)
-        print(float(loss))
-    sys.exit(int(sys.argv[2]))
-"""
-
-
 def test_what_pmap_spreads_is_said_to_run_as_it_is_written():
     def spread_step(params, x):
         return params - 0.1 * jax.grad(loss_of)(params, x)
@@ -320,6 +298,7 @@ def test_what_pmap_spreads_is_said_to_run_as_it_is_written():
     assert jax.pmap.__code__.co_filename.startswith(jax.__path__[0])  # given back
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_partial_function_is_called_what_the_function_is():
     def train_step(rate, params, x):
         loss, grads = jax.value_and_grad(loss_of)(params, x)
@@ -354,47 +333,3 @@ def test_nothing_is_donated_where_a_script_says_so(said):
                 step(first, x)
     assert not any(a.is_deleted() for a in jax.tree.leaves(first))
     assert session.refused == (said == ())
-
-
-def run(folder, *words):
-    (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, "-m", "stowax", "run", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, check=False
-    )
-
-
-def test_the_command_runs_a_script_unchanged(tmp_path):
-    options = ("--budget", "60%", "--target", "h200", "-o", "plan.json")
-    done = run(tmp_path, *options, "train.py", "3", "5")
-    assert done.returncode == 5, done.stderr
-    assert len(done.stdout.split()) == 3
-    assert "stowax plan for train_step on h200" in done.stderr
-    assert json.loads((tmp_path / "plan.json").read_text())["proof"]["fits"]
-    # The plan that was saved is what the next run goes by.
-    again = run(tmp_path, "--plan", "plan.json", "train.py", "3", "0")
-    assert again.returncode == 0, again.stderr
-    assert again.stdout == done.stdout
-    assert "compiling" not in again.stderr
-    line = "train_step runs under the plan in plan.json, made for h200: "
-    (said,) = [text for text in again.stderr.splitlines() if text.startswith(line)]
-    assert " MiB of " in said
-
-
-def test_the_traceback_of_a_script_that_fails_comes_last(tmp_path):
-    options = ("--budget", "60%", "--target", "h200", "-o", "plan.json")
-    done = run(tmp_path, *options, "train.py", "3", "fails")
-    assert done.returncode == 1
-    assert "stowax plan for" not in done.stderr
-    saved, *_, last = done.stderr.split("saved plan.json\n")[-1].splitlines()
-    assert saved == "Traceback (most recent call last):"
-    assert last.startswith("ValueError: ")
-    assert (tmp_path / "plan.json").exists()
-
-
-@pytest.mark.slow
-def test_the_command_says_what_does_not_fit(tmp_path):
-    done = run(tmp_path, "--budget", "64KiB", "--target", "h200", "train.py", "1", "0")
-    assert done.returncode == 1
-    assert "The smallest budget " in done.stderr
-    assert done.stdout == ""

@@ -66,15 +66,8 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        CALLS["as it is"],
-        pytest.param(CALLS["all donated"], marks=pytest.mark.slow),
-        pytest.param(CALLS["by name"], marks=pytest.mark.slow),
-    ],
-    ids=CALLS,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_the_optimizers_state_leaves(call):
     """Which is given away, and the batch is not: it is used again."""
     expected = script(**call)

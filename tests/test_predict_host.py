@@ -13,6 +13,7 @@ from stowax._target import _target
 from test_predict import F32, MATRIX, N, predict, spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "again"), [("v5e-1", True), ("h200", False)], ids=["v5e-1", "h200"]
 )

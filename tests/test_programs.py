@@ -41,6 +41,7 @@ def made(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["60%", "1500KiB"])
 def test_the_step_is_read_once_in_each_way(made, budget):
     lines = []

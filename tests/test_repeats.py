@@ -101,6 +101,7 @@ def test_equinox_loop():
     assert len(repeat.per_layer) == len(jax.tree.leaves(arrays)) // 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lax_promotion")
 def test_flax_nnx_loop_with_dropout():
     nnx = pytest.importorskip("flax.nnx")
@@ -153,6 +154,7 @@ def test_every_fourth_layer_different_is_blocks_of_four():
     assert repeat.count == 3
 
 
+@pytest.mark.slow
 def test_encoder_and_decoder_are_two_stacks():
     def model(x, y, encoder, decoder):
         for p in encoder:

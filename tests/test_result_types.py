@@ -48,9 +48,8 @@ def steps(step):
     return found, float(rest[0])
 
 
-@pytest.mark.parametrize(
-    "wishes", [MOVING, pytest.param(COMPUTED_AGAIN, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("wishes", [MOVING, COMPUTED_AGAIN])
 def test_results_are_typed_as_the_steps_own(wishes):
     planned = jit(train_step, **wishes)
     types, loss = steps(planned)

@@ -88,6 +88,7 @@ def test_one_loss_differentiated_twice_is_one_stack():
     check(step, (WEIGHTS, X), [LAYERS])
 
 
+@pytest.mark.slow
 def test_one_loss_differentiated_in_two_ways():
     @stow
     def loss(weights, x):
@@ -102,6 +103,7 @@ def test_one_loss_differentiated_in_two_ways():
     check(step, (WEIGHTS, X), [LAYERS, LAYERS])
 
 
+@pytest.mark.slow
 def test_a_marked_function_that_is_also_evaluated():
     @stow
     def loss(weights, x):
@@ -160,6 +162,7 @@ def of_examples(weights, xs):
     return jax.value_and_grad(total)(weights)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_vmapped_marked_function():
     check(of_examples, (WEIGHTS, jnp.stack([X, 2 * X])), [LAYERS])
 

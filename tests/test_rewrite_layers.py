@@ -74,6 +74,7 @@ def test_checkpoint_in_the_model_with_a_policy(unrolled, keep):
     check_layers(body, unrolled, options=options)
 
 
+@pytest.mark.slow
 def test_checkpoint_around_the_whole_model():
     @jax.checkpoint
     def loss(weights, x):
@@ -82,6 +83,7 @@ def test_checkpoint_around_the_whole_model():
     check(gradient_step(loss), (WEIGHTS, X), [LAYERS])
 
 
+@pytest.mark.quick("scan")
 def test_cond_in_a_layer(unrolled):
     def body(x, p):
         h = x @ p["w"]
@@ -90,6 +92,7 @@ def test_cond_in_a_layer(unrolled):
     check_layers(body, unrolled)
 
 
+@pytest.mark.quick("loop")
 def test_while_in_a_layer(unrolled):
     def body(x, p):
         def halve(state):
@@ -103,6 +106,7 @@ def test_while_in_a_layer(unrolled):
     check_layers(body, unrolled)
 
 
+@pytest.mark.quick("loop")
 def test_fori_loop_in_a_layer(unrolled):
     def body(x, p):
         return lax.fori_loop(0, 2, lambda _, x: layer(x, p), x)
@@ -122,6 +126,7 @@ def test_nested_scan(unrolled):
     check_layers(body, unrolled, seeds=(0, 1))
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan_outputs_per_layer(reverse):
     def loss(weights, x):
@@ -150,6 +155,7 @@ def test_a_carry_and_an_output_that_are_numbers():
     check(gradient_step(loss), (WEIGHTS, X), [LAYERS], seeds=(0, 1))
 
 
+@pytest.mark.slow
 def test_outputs_per_layer_of_a_loop():
     def loss(weights, x):
         sums = []
@@ -209,6 +215,7 @@ def test_dropout_with_a_key_per_layer():
     check(gradient_step(loss), (WEIGHTS, X, jax.random.key(0)), [LAYERS])
 
 
+@pytest.mark.quick("loop")
 def test_weights_shared_by_all_layers_and_read_twice(unrolled):
     def loss(weights, x):
         shared = weights["shared"]
@@ -282,6 +289,7 @@ def test_half_precision_layers_with_single_precision_weights(unrolled):
     assert_same_bits(got, expected)
 
 
+@pytest.mark.slow
 def test_layers_that_end_in_nothing_differentiable():
     def loss(weights, x):
         y = run_layers(layer, lax.stop_gradient(x @ WEIGHTS["w"][0]), weights)

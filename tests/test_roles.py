@@ -134,6 +134,7 @@ def test_what_a_recurrent_network_scans_over_time_is_no_weight(cell):
     assert names["args[1]"] == ("batch" if cell else "parameter")
 
 
+@pytest.mark.slow
 def test_weights_beside_a_gradient_of_the_same_place_are_the_callers():
     """What is only read comes back where the rest of its argument does, or not."""
 
@@ -156,6 +157,7 @@ def test_weights_beside_a_gradient_of_the_same_place_are_the_callers():
     assert plan.program.donate_argnums == ()
 
 
+@pytest.mark.slow
 def test_statistics_that_layers_return_come_back_with_the_state():
     """A scan reads each layer's statistics, and what it returns takes their place."""
 

@@ -72,6 +72,7 @@ def with_variants(monkeypatch, budget, **made_up):
     return search
 
 
+@pytest.mark.slow
 def test_a_budget_far_below_the_least_costs_one_program(monkeypatch):
     free, _ = searching(monkeypatch, BODY, 10**6)
     least = free.propose.least(free.rolled).bytes
@@ -84,6 +85,7 @@ def test_a_budget_far_below_the_least_costs_one_program(monkeypatch):
     assert len(near.log) == 3  # predictions may err by as much
 
 
+@pytest.mark.slow
 def test_the_first_of_two_questions_compiles_one_program_for_its_size(monkeypatch):
     free, _ = searching(monkeypatch, BODY, 10**6)
     least = free.propose.least(free.rolled).bytes
@@ -165,6 +167,7 @@ def test_a_value_that_is_waited_for_is_not_moved_again(monkeypatch):
     assert best.measured.step_seconds < planned(again)[0].measured.step_seconds
 
 
+@pytest.mark.quick("5")
 @pytest.mark.parametrize("most", [5, 7])
 def test_no_more_is_compiled_than_was_allowed_and_nothing_twice(monkeypatch, most):
     search, compiler = searching(
@@ -328,6 +331,7 @@ def test_refusals_count_among_the_compiles(monkeypatch):
     assert 1 < len(seen) <= 6
 
 
+@pytest.mark.slow
 def test_a_change_that_is_refused_does_not_cost_the_plan(monkeypatch):
     """Nor one whose copies the compiler leaves out."""
     seen = []

@@ -98,6 +98,7 @@ def made(*shape):
     return jax.random.normal(jax.random.key(sum(shape)), shape) / shape[0] ** 0.5
 
 
+@pytest.mark.slow
 def test_numbers_are_the_same_to_the_bit():
     check(train_step, (weights_of(made), made(32, 128)), [])
 
@@ -171,6 +172,7 @@ def test_a_model_without_layers_fits_in_part_of_its_memory(target, percent):
     assert found.step_seconds < 1.25 * whole.step_seconds
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_it_did():
     # The plan of the test above, which is made once.
     found = planned(target="h200", budget=planned(target="h200").device_bytes // 2)

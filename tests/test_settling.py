@@ -106,6 +106,7 @@ def settling(monkeypatch):
     return settled
 
 
+@pytest.mark.quick("0-1-1000", "0-1-1500", "0-1-2500", "300-4-1500")
 @pytest.mark.parametrize("budget", [1000, 1500, 2500])
 @pytest.mark.parametrize(("more", "most"), [(0, 1), (300, 4)])
 def test_few_programs_are_lowered_and_little_is_left(settling, budget, more, most):
@@ -124,6 +125,7 @@ def test_a_model_that_believes_nothing_fits_is_not_the_last_word(settling):
     assert least - 30 < proposal.bytes <= 45
 
 
+@pytest.mark.slow
 def test_a_variant_that_another_beats_costs_one_prediction(settling):
     free, space = settling(1000, 300)
     assert len(space.proposed) > 1

@@ -55,6 +55,7 @@ def test_more_memory_never_makes_a_plan_slower_nor_does_company():
         assert found.step_seconds <= alone.step_seconds
 
 
+@pytest.mark.slow
 def test_the_same_budget_twice_is_planned_once():
     once, again = stowax.plans(
         train, *ARGS, budgets=("1GiB", "1GiB"), target="h200", progress=False

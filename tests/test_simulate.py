@@ -324,6 +324,7 @@ def test_the_links_are_busy_with_the_bytes_that_cross(target, chip):
     assert timeline.exposed_seconds == pytest.approx(state / 1e9 + state / 2e9, rel=0.1)
 
 
+@pytest.mark.quick("h200-h200")
 @pytest.mark.parametrize(("target", "chip"), [("v5e-4", "v5e"), ("h200", "h200")])
 def test_a_fast_link_hides_what_a_slow_one_exposes(target, chip):
     read = program("offloaded", target)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import scipy.optimize
 
 from planner_problems import chain, problem
@@ -46,6 +47,7 @@ def test_what_others_print_around_it_is():
     assert "after\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_without_a_standard_output_it_is_solved_all_the_same():
     code = (
         "import os; os.close(1)\n"

@@ -98,6 +98,7 @@ def test_the_state_costs_no_device_memory_but_blocks(offloaded):
     assert offloaded.host_bytes >= STATE
 
 
+@pytest.mark.slow
 def test_it_goes_when_the_budget_asks_for_it():
     step, args = step_with(ADAM), arguments(ADAM)
     found = plan(step, *args, budget=least_without_offloads() - STATE // 2)
@@ -122,6 +123,7 @@ def test_what_the_host_cannot_hold_stays():
     assert found.host_bytes <= STATE // 2
 
 
+@pytest.mark.slow
 def test_without_donation_it_stays():
     found = plan(step_with(ADAM), *arguments(ADAM), donate=False, budget="1MiB")
     assert set(state_decisions(found).values()) == {"keep"}
@@ -163,6 +165,7 @@ def test_twenty_steps_are_those_without_a_plan(name):
         )
 
 
+@pytest.mark.slow
 def test_place_knows_the_state_alone_and_moves_nothing_twice(offloaded):
     params, state, x = arrays(ADAM)
     placed = offloaded.place(state)

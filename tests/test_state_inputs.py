@@ -119,6 +119,7 @@ def test_state_in_eight_bits_streams_and_its_scale_stays():
     assert check(found, step, args) == {"m": "pinned_host", "scale": "device"}
 
 
+@pytest.mark.slow
 def test_empty_and_scalar_leaves_stay():
     step = momentum_step(jnp.float32)
     args = specs(none=spec(0, 2048), count=spec(dtype=jnp.int32), all=spec(8, 0))
@@ -128,6 +129,7 @@ def test_empty_and_scalar_leaves_stay():
     assert check(found, step, args) == {"m": "pinned_host", **staying}
 
 
+@pytest.mark.slow
 def test_leaves_that_cannot_be_cut_stay_and_the_plan_says_so():
     # A prime number of rows: nothing between one row and all of them.
     rows = 1021

@@ -39,14 +39,8 @@ def outcome(model, args, policy):
     return metrics["loss"], state["optimizer"], state.get("statistics")
 
 
-QUICK = ("graph_net",)
-"""Models whose programs compile in a second or two each, for the fast tests."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in STRAIGHT],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRAIGHT)
 def test_policies_give_the_same_loss_and_gradients(name):
     model = STRAIGHT[name].model(STRAIGHT[name].SMALL)
     # Momentum after one step is the gradient, and quick to compile.
@@ -63,6 +57,7 @@ def test_policies_give_the_same_loss_and_gradients(name):
         )
 
 
+@pytest.mark.slow
 def test_policies_put_checkpoints_where_they_say():
     model = resnet.model(resnet.SMALL)  # stem, three bottlenecks, head
     for policy, count in {"none": 0, "all": 1, "blocks": 5, "sqrt": 3}.items():

@@ -64,6 +64,7 @@ def test_logits_are_not_in_the_peak(target):
     assert "in 8 blocks of tokens" in found.as_code()
 
 
+@pytest.mark.slow
 def test_a_plan_in_blocks_is_kept_in_a_file_and_computes_the_same(tmp_path):
     _, found = planned("h200", 30)
     found.save(tmp_path / "plan.json")
@@ -78,6 +79,7 @@ def test_a_plan_in_blocks_is_kept_in_a_file_and_computes_the_same(tmp_path):
     assert_close(jax.jit(read.apply(train_step))(weights, tokens), expected)
 
 
+@pytest.mark.quick("options0")
 @pytest.mark.parametrize("options", [Options(tiles=8), Options(tiles=8, segments=True)])
 def test_blocks_under_any_decisions(options):
     weights = {

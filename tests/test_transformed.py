@@ -157,13 +157,8 @@ def hessian_free(loss, weights, xs):
 FORWARD = {f.__name__: f for f in (along, probes, several, of_examples)}
 
 
-LONGER = "twice", "in_groups", "named_axis", "own_steps"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n in LONGER else n for n in EXAMPLES],
-)
+@pytest.mark.quick("by_example", "ensemble")
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_gradients_of_examples(name):
     def step(weights, xs):
         return EXAMPLES[name](stowax.stow(loss_of), weights, xs)
@@ -177,10 +172,8 @@ def test_gradients_of_examples(name):
     assert (*lead, *X.shape) in types
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "along" else pytest.param(n, marks=pytest.mark.slow) for n in FORWARD],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORWARD)
 def test_gradients_that_are_differentiated_forwards(name):
     def step(weights, xs):
         return FORWARD[name](stowax.stow(loss_of), weights, xs)
@@ -203,6 +196,7 @@ def marked_part(weights, x):
     return run_layers(layer, x, weights)
 
 
+@pytest.mark.slow
 def test_a_mark_on_a_part_of_what_is_transformed():
     def loss(weights, x):
         return jnp.mean(jnp.sin(jax.jit(marked_part)(weights, x)) ** 2)
@@ -323,6 +317,7 @@ def test_they_fit_less_memory_than_they_take(form, lead):
     assert {d.decision for d in found.decisions} & {"recompute", "offload"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "seen"), [(train_by_example, False), (train_along, True)]
 )
@@ -335,6 +330,7 @@ def test_the_gate_passes_them(form, seen):
     assert any(leaf.role == "gradient" for leaf in result.leaves) == seen
 
 
+@pytest.mark.quick("AxisType.Explicit")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_examples_that_are_spread_over_devices(kind):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))

@@ -112,6 +112,7 @@ def placed(plan, values):
 # ---------------------------------------------------------------- numbers
 
 
+@pytest.mark.quick("adamw-False")
 @pytest.mark.parametrize(
     ("name", "unrolled"),
     [*((name, False) for name in OPTIMIZERS), ("clipped adamw", True)],
@@ -247,6 +248,7 @@ def test_a_plan_that_updates_on_the_host(tmp_path):
     assert streams.device_bytes >= found.device_bytes
 
 
+@pytest.mark.slow
 def test_what_was_to_be_updated_on_the_host_and_is_not_stays(monkeypatch):
     monkeypatch.setattr(stowax._update._run, "runs_on_host", lambda *_: False)
     found = plan(target())

@@ -54,6 +54,7 @@ def survey_on(name):
     return take_survey(train_step, specs, traced, target, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h200", "v5p-8"])
 def test_nothing_of_the_layers_lowers_the_peak_of_the_update(name):
     pytest.importorskip("jax_plugins" if name == "h200" else "libtpu")
@@ -90,6 +91,7 @@ def test_state_leaves_for_the_sake_of_the_update():
     assert all("offload" not in chosen for chosen in found.decisions[1:])
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_with_its_layers_has_no_update_to_make_room_for():
     def gradients(weights, x):
         return jax.grad(loss_fn)(weights, x)

@@ -249,6 +249,7 @@ def fed() -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_a_layers_loop_that_fetches_too_late(fed):
     schedule = list(fed.schedule)
     k = max(k for k, item in enumerate(schedule) if item in fed.feeds.served)

@@ -104,6 +104,7 @@ def stale(leaves: int) -> tuple[Recipe, ...]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", stale(2))
 def test_schedules_without_the_rules_are_wrong_and_not_proven(recipe, monkeypatch):
     check_numbers(recipe, found(recipe))
@@ -121,6 +122,7 @@ def test_schedules_without_the_rules_are_wrong_and_not_proven(recipe, monkeypatc
         check_numbers(recipe, step)
 
 
+@pytest.mark.slow
 @FEW
 @given(recipe=recipes())
 def test_what_is_proven_is_right_without_the_rules(recipe):

@@ -145,6 +145,7 @@ def trained(params, state, batch):
     return optax.apply_updates(params, updates), state
 
 
+@pytest.mark.quick("97")
 @pytest.mark.parametrize("rows", [61, 63, 65, 97])
 def test_adam_gives_the_same_numbers(rows):
     key = jax.random.key(rows)
@@ -162,6 +163,7 @@ def test_adam_gives_the_same_numbers(rows):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.quick("shape1-order1")
 @pytest.mark.parametrize(
     ("shape", "order"),
     [((61, 8, 16), None), ((8, 61, 16), (1, 0, 2)), ((128, 61), (1, 0))],

@@ -99,19 +99,15 @@ def close(expected, got):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        n if n == "adamw" else pytest.param(n, marks=pytest.mark.slow)
-        for n in OPTIMIZERS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_same_numbers_under_any_optimizer(name):
     optimizer = OPTIMIZERS[name]
     params, batch = weights(), jnp.linspace(-1.0, 1.0, 4 * 64).reshape(4, 64)
     check(train_step(optimizer), optimizer.init(params), params, batch)
 
 
+@pytest.mark.slow
 def test_skipped_steps_leave_the_state_alone():
     optimizer = optax.apply_if_finite(optax.adam(1e-2), 5)
     params = weights()
@@ -123,6 +119,7 @@ def test_skipped_steps_leave_the_state_alone():
     )
 
 
+@pytest.mark.slow
 def test_average_of_parameters_kept_by_the_user():
     optimizer = optax.adam(1e-2)
     params, batch = weights(), jnp.ones((4, 64))

@@ -38,6 +38,7 @@ def plan():
     )
 
 
+@pytest.mark.slow
 def test_other_values_are_offloaded_as_they_are_pinned(plan):
     decided = {d.role: d.decision for d in plan.decisions if d.stack == "state"}
     assert decided["optimizer state"] == "offload"

@@ -112,6 +112,7 @@ def test_a_step_that_teaches_nothing_is_refused():
     )
 
 
+@pytest.mark.slow
 def test_what_the_step_takes_by_name():
     def step(params, *, batch, kind="mse"):
         def loss(params):

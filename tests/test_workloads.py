@@ -156,6 +156,7 @@ def test_local_layers_of_gemma2_do_not_see_beyond_their_window():
     assert changed("global").tolist() == list(range(config.sequence))
 
 
+@pytest.mark.slow
 def test_tokens_go_to_their_experts_as_far_as_there_is_room():
     config = mixtral.SMALL
     length, experts = config.sequence, config.experts

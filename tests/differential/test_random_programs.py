@@ -14,7 +14,7 @@ from differential.judge import FAULTS, judge
 from differential.programs import draw
 
 FULL = os.environ.get("STOWAX_DIFFERENTIAL") == "full"
-PROGRAMS = 300 if FULL else 4
+PROGRAMS = 300 if FULL else 2
 
 
 @hypothesis.settings(

@@ -234,6 +234,7 @@ def test_specs_of_what_eval_shape_returns_have_the_planned_kinds(saved):
     assert set(kinds(found.specs(*here(out[:2]))[1])) == {"pinned_host"}
 
 
+@pytest.mark.slow
 def test_state_without_a_sharding_beside_some_with_one_is_refused(saved):
     found = stowax.load_plan(saved / "plan.json")
     params, state = jax.eval_shape(initial)

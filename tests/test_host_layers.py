@@ -172,6 +172,7 @@ def test_frozen_weights():
     assert sorted(backward.gradients.values()) == [1]
 
 
+@pytest.mark.slow
 def test_shared_constants_and_gradients_left_on_the_device():
     def loss(weights, x, shared):
         def layer(x, p):

@@ -73,6 +73,7 @@ def test_one_argument_alone(plan):
     assert kinds_of(state).count("pinned_host") == 2
 
 
+@pytest.mark.slow
 def test_what_is_none_of_the_planned_state(plan):
     with pytest.raises(ArgumentError, match=r"^init: got zeros, which returns none"):
         plan.init(zeros, 3)

@@ -54,7 +54,7 @@ def test_arguments_by_name_at_every_call():
     np.testing.assert_allclose(losses(named), expected, rtol=1e-5)
 
 
-@pytest.mark.quick("planning")
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["jit", "planning"])
 def test_arguments_that_only_have_names_are_donated(way):
     def step(*, state, x):

@@ -83,7 +83,7 @@ def test_checkpoint_around_the_whole_model():
     check(gradient_step(loss), (WEIGHTS, X), [LAYERS])
 
 
-@pytest.mark.quick("scan")
+@pytest.mark.slow
 def test_cond_in_a_layer(unrolled):
     def body(x, p):
         h = x @ p["w"]

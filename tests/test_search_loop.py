@@ -22,9 +22,6 @@ def planned(search):
     return [a for a in search.log if a.decisions is not None]
 
 
-# --- until one fits -------------------------------------------------------------------
-
-
 def test_the_first_that_fits_is_the_plan_where_nothing_promises_more(monkeypatch):
     monkeypatch.setattr(_propose.Proposer, "beside", lambda *_, **__: iter(()))
     search, _ = searching(monkeypatch, BODY, BUDGET)
@@ -167,12 +164,11 @@ def test_a_value_that_is_waited_for_is_not_moved_again(monkeypatch):
     assert best.measured.step_seconds < planned(again)[0].measured.step_seconds
 
 
-@pytest.mark.quick("5")
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [5, 7])
 def test_no_more_is_compiled_than_was_allowed_and_nothing_twice(monkeypatch, most):
-    search, compiler = searching(
-        monkeypatch, BODY, BUDGET, compiles=most, waits={0: 1.0, 1: 2.0, 2: 3.0}
-    )
+    waits = {0: 1.0, 1: 2.0, 2: 3.0}
+    search, compiler = searching(monkeypatch, BODY, BUDGET, compiles=most, waits=waits)
     search.run()
     assert len(search.log) == len(compiler.compiled) <= most
     tried = [(d, sorted(o.items())) for d, o in compiler.compiled]
@@ -216,6 +212,7 @@ def test_a_plan_that_people_beat_by_hand_is_not_the_last(monkeypatch):
     assert best.decisions == kept
 
 
+@pytest.mark.slow
 def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
     search, _ = searching(monkeypatch, BODY, BUDGET, compiles=12, size=1.4)
     best = search.run()
@@ -225,6 +222,7 @@ def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
     assert all(a.measured.step_seconds <= best.measured.step_seconds for a in big[:1])
 
 
+@pytest.mark.slow
 def test_options_are_changed_only_where_more_compiles_are_allowed(monkeypatch):
     def factor(options):
         return 0.5 if options.get("xla_tpu_host_transfer_overlap_limit") == "2" else 1.0

@@ -206,6 +206,7 @@ def test_pins_meet_values_of_segments():
     assert [(p.decision, p.matched > 0) for p in found.pins] == [("recompute", True)]
 
 
+@pytest.mark.slow
 def test_nothing_of_a_segment_is_offloaded_by_hand():
     # The plan of the test above, which is made once.
     found = planned(target="h200", budget=planned(target="h200").device_bytes // 2)

@@ -300,12 +300,10 @@ def train_along(weights, x):
     return new, jnp.float32(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "lead"),
-    [
-        (train_by_example, (8,)),
-        pytest.param(train_along, (), marks=pytest.mark.slow),
-    ],
+    [(train_by_example, (8,)), (train_along, ())],
     ids=["examples", "along"],
 )
 def test_they_fit_less_memory_than_they_take(form, lead):

@@ -168,6 +168,7 @@ def changed(draw: Any, streamed: Streamed) -> Streamed:
     return dataclasses.replace(streamed, schedule=tuple(schedule))
 
 
+@pytest.mark.slow
 @FEW
 @given(recipe=recipes(), data=st.data())
 def test_what_is_proven_is_right_after_any_change(recipe, data):

@@ -145,7 +145,7 @@ def trained(params, state, batch):
     return optax.apply_updates(params, updates), state
 
 
-@pytest.mark.quick("97")
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [61, 63, 65, 97])
 def test_adam_gives_the_same_numbers(rows):
     key = jax.random.key(rows)

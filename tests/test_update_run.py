@@ -154,6 +154,7 @@ def test_master_weights_live_in_host_memory():
     assert {len(group.reads) for group in found.groups} == {3}
 
 
+@pytest.mark.slow
 def test_eight_bit_state_with_a_scale_per_row():
     params, batch = {"matrix": weights()["matrix"]}, jnp.ones((4, 64))
     codes = jnp.zeros((64, 128), jnp.int8)

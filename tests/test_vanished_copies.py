@@ -46,6 +46,7 @@ def test_other_values_are_offloaded_as_they_are_pinned(plan):
     assert note.startswith("what it names may not be offloaded: the compiler left")
 
 
+@pytest.mark.slow
 def test_the_plan_says_of_which_pin_not_all_was_kept(plan):
     pinned = [d for d in plan.decisions if d.pinned == "activation"]
     assert {d.decision for d in pinned} == {"offload"}

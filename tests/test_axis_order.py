@@ -220,6 +220,7 @@ def test_what_is_laid_out_passes_the_device_in_blocks(axis, kind):
     assert found.memory.host.output == LAYERS * MATRIX
 
 
+@pytest.mark.slow
 def test_the_users_step_is_traced_once():
     traced = []
 

@@ -198,6 +198,7 @@ def test_shared_constants_and_gradients_left_on_the_device():
         assert in_host_memory(got) == wanted
 
 
+@pytest.mark.slow
 def test_a_stack_that_is_run_twice_and_evaluated():
     @stow
     def loss(weights, x):

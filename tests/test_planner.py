@@ -303,6 +303,7 @@ def test_unneeded_keeps_every_needed_value_and_moves_nothing(llama):
     assert solve(tighter).outcome != "unneeded"
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_slower(llama):
     seconds = []
     for part in (0.15, 0.25, 0.4, 0.6, 1.0):

@@ -63,6 +63,7 @@ def text_of(name, target):
 # --- the wire format: every field that we read, against XLA's own text ---------------
 
 
+@pytest.mark.quick("offloaded-h200", "plain-h200", "on_the_host-h200")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["offloaded", "plain", "on_the_host"])
 def test_computations_are_in_the_order_of_the_text(name, target):

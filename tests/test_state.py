@@ -179,6 +179,7 @@ def test_place_knows_the_state_alone_and_moves_nothing_twice(offloaded):
     assert kinds(offloaded.specs(x)) == {"device"}
 
 
+@pytest.mark.slow
 def test_eval_shape_of_a_planned_step_keeps_memory_kinds(offloaded):
     step = offloaded.apply(step_with(ADAM))
     out = jax.eval_shape(step, *offloaded.specs(*arguments(ADAM)))

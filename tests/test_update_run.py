@@ -199,6 +199,7 @@ def test_a_choice_between_numbers():
     check(step, weights()["matrix"] + 0.5, params, batch)
 
 
+@pytest.mark.slow
 def test_parameter_used_twice():
     optimizer = optax.adam(1e-2)
     params, batch = {"tied": weights()["matrix"]}, jnp.ones((4, 64))

@@ -55,6 +55,7 @@ def test_the_plan_says_of_which_pin_not_all_was_kept(plan):
     assert "'optimizer state' to offload (1 value): costs" in text
 
 
+@pytest.mark.slow
 def test_where_nothing_is_refused_pins_have_their_price(plan):
     without = changed(plan, notes=())
     text = " ".join(str(without).split())

@@ -1,7 +1,7 @@
 """Random training steps under random plans: never a wrong number, no foreign error.
 
-By default a handful, the same ones in every run. `STOWAX_DIFFERENTIAL=full` takes
-hundreds, others each time; `python -m benchmarks differential` takes thousands.
+By default two, the same ones in every run. `STOWAX_DIFFERENTIAL=full` takes hundreds,
+others each time; `python -m benchmarks differential` takes thousands.
 """
 
 import os

@@ -104,9 +104,6 @@ def test_no_smallest_budget_is_above_what_a_program_took(monkeypatch):
     assert search.smallest_budget() == (39, "compiled")
 
 
-# --- the step as it is ----------------------------------------------------------------
-
-
 def test_a_step_that_fits_as_it_is_stays(monkeypatch):
     search, _ = searching(monkeypatch, BODY, BUDGET, may_stay=True, plain=(200, 1e6))
     best = search.run()
@@ -196,11 +193,16 @@ def test_what_people_write_by_hand_is_compiled_where_it_may_be_faster(monkeypatc
     assert only in [p.decisions for p in proposed]
 
 
-def test_a_plan_that_people_beat_by_hand_is_not_the_last(monkeypatch):
+@pytest.mark.parametrize("just_fits", [False, True])
+def test_a_plan_that_people_beat_by_hand_is_not_the_last(monkeypatch, just_fits):
     """The program that fits waits for its copies, and nothing else is proposed."""
-    search, _ = searching(monkeypatch, BODY, 10**4, waits=dict.fromkeys(range(4), 9.0))
+    waits = dict.fromkeys(range(4), 9.0)
+    search, _ = searching(monkeypatch, BODY, 10**4, waits=waits)
     by_hand = policies(search.rolled.problem(search.budget))
     moved, kept = by_hand["offload layer inputs"], by_hand["keep all"]
+    if just_fits:
+        enough = search.rolled.memory.expected(kept)
+        search, _ = searching(monkeypatch, BODY, enough, waits=waits)
     monkeypatch.setattr(_propose.Proposer, "beside", lambda *_, **__: iter(()))
     found = search.propose.settled(search.rolled, 0.0)
     slow = dataclasses.replace(

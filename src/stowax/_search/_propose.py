@@ -279,23 +279,22 @@ class Proposer:
         `changes`, also its decisions, or those of a faster program that was too big,
         with one changed, and its compiler options with one changed.
         """
-        space = best.space
-        base, known = self._evaluated(best), list[_Candidate]()
+        space, base = best.space, self._evaluated(best)
+        known = [(space, decisions, _FAR) for decisions in self._by_people(space)]
         for way in (space, *others):
             slower = functools.partial(_is_slower, best, base, way)
             settled = self.settled(way, caution=1.0, hopeless=slower)
             known.append((way, settled.decisions, 1.0))
-        yield from self._hopeful(best, [*known, *self._by_people(space, _FAR)])
+        yield from self._hopeful(best, known)
         if not changes:
             return
-        seconds = best.measured.step_seconds
         bases = [best] + [
             a
             for a in attempts
             if a.space is space
             and a.decisions is not None
             and a.measured.compiled_bytes > self.budget
-            and 0 < a.measured.step_seconds < seconds
+            and 0 < a.measured.step_seconds < best.measured.step_seconds
         ]
         changed = (
             (space, decisions, 1.0)
@@ -310,23 +309,26 @@ class Proposer:
                 options={**options, **space.asked.compiler_options},
             )
 
-    def _by_people(self, space: Space, far: float) -> Iterator[_Candidate]:
+    def _by_people(self, space: Space) -> list[Decisions]:
         """The policies that people write and the user's wishes allow."""
-        for decisions in policies(space.problem(self.budget)).values():
-            if allowed(space.survey.bodies, decisions):
-                yield space, decisions, far
+        found = policies(space.problem(self.budget)).values()
+        return [d for d in found if allowed(space.survey.bodies, d)]
 
     def by_hand(self, best: Attempt) -> Iterator[Proposal]:
         """People's policies that should fit and be clearly faster than the best plan.
 
         What a person would have written is not left out for want of a compile.
         """
-        problem = best.space.problem(self.budget)
+        space, problem = best.space, best.space.problem(self.budget)
         model = self._evaluated(best).seconds
         enough = model - CLEARLY * best.measured.step_seconds
-        own = self._by_people(best.space, 1.0)
-        faster = [one for one in own if evaluate(problem, one[1]).seconds <= enough]
-        yield from self._hopeful(best, faster)
+        found = [(evaluate(problem, d), d) for d in self._by_people(space)]
+        for mine, decisions in sorted(found, key=lambda one: one[0].seconds):
+            on_host = mine.host_bytes <= space.asked.host_budget
+            # As the plan's table says it, which knows better than the solver's model.
+            fits = on_host and space.memory.expected(decisions) <= self.budget
+            if fits and mine.seconds <= enough:
+                yield self._like(best, decisions)
 
     def _hopeful(
         self, best: Attempt, others: Iterable[_Candidate]

@@ -15,6 +15,7 @@ about.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,12 +52,13 @@ OF_MODEL = Spread(everywhere=0.1, offloading=0.0, stored=0.5, rest=0.002)
 OF_PREDICTION = Spread(everywhere=0.05, offloading=0.03, stored=0.15, rest=0.015)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Correction:
     """By how much a model is off for any decisions, given what was seen of some.
 
     `seen` has the bytes of some decisions beyond the model's, `scale` is the size of
-    the programs in question: the budget.
+    the programs in question: the budget. What follows from them is worked out once: a
+    plan of many small values asks for thousands of sums.
     """
 
     bodies: Sequence[Body]
@@ -117,16 +119,16 @@ class Correction:
     def _noise(self) -> float:
         return (self.spread.rest * self.scale) ** 2
 
-    @property
+    @functools.cached_property
     def _known(self) -> np.ndarray:
         return np.array([self._features(decisions) for decisions in self.seen])
 
-    @property
+    @functools.cached_property
     def _kernel(self) -> np.ndarray:
         known = self._known
         return known @ known.T + np.eye(len(known)) * self._noise
 
-    @property
+    @functools.cached_property
     def _weights(self) -> np.ndarray:
         """The expected size of every part, in standard deviations."""
         off_by = np.array(list(self.seen.values()), dtype=np.float64)
@@ -134,21 +136,21 @@ class Correction:
 
     def _features(self, decisions: Decisions) -> np.ndarray:
         """One number per part: its standard deviation, 0 where a program has none."""
-        offloads = any("offload" in chosen for chosen in decisions)
-        return np.array(
-            [
-                self.spread.everywhere * self.scale,
-                self.spread.offloading * self.scale * offloads,
-                *(
-                    self.spread.stored
-                    * (0 if value.virtual else body.copies * value.bytes)
-                    * (decision == way)
-                    for body, chosen in zip(self.bodies, decisions, strict=True)
-                    for value, decision in zip(body.values, chosen, strict=True)
-                    for way in WAYS
-                ),
-            ]
-        )
+        every = [decision for chosen in decisions for decision in chosen]
+        stored = [[decision == way for way in WAYS] for decision in every]
+        of_all = self.spread.everywhere, self.spread.offloading * ("offload" in every)
+        values = self._sizes[:, None] * np.array(stored).reshape(-1, len(WAYS))
+        return np.concatenate([np.array(of_all) * self.scale, values.ravel()])
+
+    @functools.cached_property
+    def _sizes(self) -> np.ndarray:
+        """Standard deviations of the values' parts, in the order of decisions."""
+        sizes = [
+            0 if value.virtual else body.copies * value.bytes
+            for body in self.bodies
+            for value in body.values
+        ]
+        return self.spread.stored * np.array(sizes, dtype=np.float64)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -169,6 +171,10 @@ class Memory:
     )
     compiled: dict[Decisions, int] = dataclasses.field(default_factory=dict)
     proposed: set[Decisions] = dataclasses.field(default_factory=set)
+    _modelled: dict[Decisions, Evaluation] = dataclasses.field(
+        default_factory=dict, init=False
+    )
+    _learned: Correction | None = dataclasses.field(default=None, init=False)
 
     def predicted(self, decisions: Decisions) -> int:
         """Bytes read off the lowered program, whatever was compiled so far."""
@@ -228,22 +234,23 @@ class Memory:
         """The most that a predicted program needs on the host beyond the model."""
         if not self.survey.bodies:
             return 0
-        plain = self.survey.problem(self.scale, self.scale)
         return max(
             0,
-            *(
-                self.on_host(decisions) - evaluate(plain, decisions).host_bytes
-                for decisions in self.proposed
-            ),
+            *(self.on_host(d) - self._by_model(d).host_bytes for d in self.proposed),
             0,
         )
 
+    def _by_model(self, decisions: Decisions) -> Evaluation:
+        """What the planner's model says, without any correction."""
+        if decisions not in self._modelled:
+            plain = self.survey.problem(self.scale, self.scale)
+            self._modelled[decisions] = evaluate(plain, decisions)
+        return self._modelled[decisions]
+
     def problem(self, budget: int, host: int) -> Problem:
         """The planner's question, its memory corrected by what was proposed so far."""
-        plain = self.survey.problem(self.scale, host)
         off_by = {
-            decisions: self.expected(decisions)
-            - evaluate(plain, decisions).device_bytes
+            decisions: self.expected(decisions) - self._by_model(decisions).device_bytes
             for decisions in self.proposed
         }
         everywhere, stored = Correction(
@@ -267,12 +274,15 @@ class Memory:
 
     @property
     def _of_prediction(self) -> Correction:
-        return Correction(
-            bodies=self.survey.bodies,
-            seen={d: self.compiled[d] - self.predicted(d) for d in self.compiled},
-            scale=self.scale,
-            spread=OF_PREDICTION,
-        )
+        # Copies of this share `compiled`: it may have grown by what they learned.
+        if self._learned is None or self._learned.seen.keys() != self.compiled.keys():
+            self._learned = Correction(
+                bodies=self.survey.bodies,
+                seen={d: self.compiled[d] - self.predicted(d) for d in self.compiled},
+                scale=self.scale,
+                spread=OF_PREDICTION,
+            )
+        return self._learned
 
 
 Stalls = dict[tuple[str, int], float]

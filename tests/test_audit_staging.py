@@ -134,6 +134,7 @@ needs_linux = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_linux
 def test_a_copy_of_the_state_is_measured():
     record = loop(copy_to_host)

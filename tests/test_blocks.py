@@ -192,6 +192,7 @@ def test_scores_of_attention_are_not_in_the_peak(target):
         assert needed < 4 * H * LONG**2
 
 
+@pytest.mark.slow
 def test_a_plan_of_layers_in_blocks_is_kept_in_a_file_and_computes_the_same(tmp_path):
     planned("h200").save(tmp_path / "plan.json")
     read = stowax.load_plan(tmp_path / "plan.json")

@@ -236,6 +236,7 @@ def test_what_is_not_attached_cannot_be_measured(name):
         stowax.calibrate(name)
 
 
+@pytest.mark.slow
 def test_the_command_on_one_device(tmp_path):
     """As a user types it: in a process of its own, with one CPU device."""
     quick = (

@@ -99,6 +99,7 @@ def test_one_that_cannot_be_planned_for_is_lowered_as_it_is_written():
     assert any("runs as jax.jit would run it" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_what_a_plan_places_goes_to_the_arguments_own_machine():
     topology = pytest.importorskip("jax.experimental.topologies")
     theirs = topology.get_topology_desc("v5p:2x2x1", platform="tpu").devices

@@ -89,7 +89,7 @@ def test_layers_are_rolled_where_state_is_not_enough():
     assert found.smallest_budget < least.device_bytes
 
 
-@pytest.mark.quick("activation")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pin",
     [pinned(state="offload", product="offload"), pinned(weights="offload")],

@@ -151,7 +151,7 @@ def test_a_node_that_takes_arrays_only_runs_as_it_is_written():
     assert "Let tree_unflatten take whatever it is given" in said
 
 
-@pytest.mark.quick("first")
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["again", "first"])
 def test_what_is_no_number_is_found_though_the_arguments_were_donated(given):
     def wide(params, moments, x):

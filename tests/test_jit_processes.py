@@ -79,7 +79,8 @@ def run_job(count, *, differing=False):
     return [json.loads(own[-1]) for own in lines]
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
 def test_one_process_plans_for_all(count):
     first, *others = run_job(count)
     assert first["surveyed"]

@@ -146,7 +146,7 @@ def spread(mesh, way):
     return step
 
 
-@pytest.mark.quick("None-shard_map")
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["constraint", "shard_map"])
 @pytest.mark.parametrize("target", [None, "h200x4"])
 def test_arrays_that_are_put_nowhere_go_where_the_step_spreads_them(way, target):

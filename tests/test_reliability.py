@@ -24,7 +24,7 @@ def no_word(line):
     raise AssertionError(line)
 
 
-@pytest.mark.quick("plan")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_damaged_files_are_refused_missed_or_right(name):
     found = reliability_mutations.mutations(name, 25, 7, no_word)

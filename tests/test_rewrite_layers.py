@@ -92,7 +92,7 @@ def test_cond_in_a_layer(unrolled):
     check_layers(body, unrolled)
 
 
-@pytest.mark.quick("loop")
+@pytest.mark.slow
 def test_while_in_a_layer(unrolled):
     def body(x, p):
         def halve(state):

@@ -137,9 +137,6 @@ def test_what_was_compiled_for_a_share_is_not_compiled_again(monkeypatch):
     assert again.smallest_budget() == (200, "compiled")
 
 
-# --- beside one that fits -------------------------------------------------------------
-
-
 def test_one_more_program_is_compiled_and_no_third(monkeypatch):
     search, _ = searching(monkeypatch, BODY, BUDGET, waits=dict.fromkeys(range(4), 5.0))
     best = search.run()
@@ -151,6 +148,7 @@ def test_one_more_program_is_compiled_and_no_third(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_value_that_is_waited_for_is_not_moved_again(monkeypatch):
     search, _ = searching(monkeypatch, BODY, BUDGET, compiles=10)
     search.run()

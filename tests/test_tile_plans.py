@@ -79,7 +79,7 @@ def test_a_plan_in_blocks_is_kept_in_a_file_and_computes_the_same(tmp_path):
     assert_close(jax.jit(read.apply(train_step))(weights, tokens), expected)
 
 
-@pytest.mark.quick("options0")
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [Options(tiles=8), Options(tiles=8, segments=True)])
 def test_blocks_under_any_decisions(options):
     weights = {

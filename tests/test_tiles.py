@@ -30,7 +30,11 @@ pytestmark = [pytest.mark.usefixtures("usual_promotion")]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)],
+    ids=["f32", "bf16"],
+)
 def test_losses_in_blocks_are_the_losses(loss, dtype):
     args = inputs(dtype)
     program = program_of(loss, *args)

@@ -28,7 +28,6 @@ from planned_models import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("full_effort")]
 
-# The newest JAX compiles for TPUs at full effort only; other tests look at those.
 TARGETS = ("h200", "v5e-1")
 # A layer's input, b × w; what the others add up to: b × 4w each.
 INPUT = 4 * ROWS * WIDTH

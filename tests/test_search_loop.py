@@ -262,9 +262,6 @@ def test_where_a_program_fits_the_smallest_budget_is_no_larger(
         assert smallest > budget
 
 
-# --- what the compiler refuses --------------------------------------------------------
-
-
 def test_what_the_compiler_names_stays_on_the_device(monkeypatch):
     def refuses(decisions, options):
         if decisions is not None and decisions[0][0] == "offload":
@@ -346,9 +343,6 @@ def test_a_change_that_is_refused_does_not_cost_the_plan(monkeypatch):
     assert len(seen) > 1
     assert best.decisions == seen[0]
     assert any("a change of the plan is left out: gone" in s for s in search.asked.said)
-
-
-# --- programs of other budgets --------------------------------------------------------
 
 
 def test_the_fastest_known_program_that_fits_is_the_plan(monkeypatch):

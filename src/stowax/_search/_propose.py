@@ -320,14 +320,14 @@ class Proposer:
         What a person would have written is not left out for want of a compile.
         """
         space, problem = best.space, best.space.problem(self.budget)
-        model = self._evaluated(best).seconds
-        enough = model - CLEARLY * best.measured.step_seconds
+        model, worth = self._evaluated(best), CLEARLY * best.measured.step_seconds
         found = [(evaluate(problem, d), d) for d in self._by_people(space)]
         for mine, decisions in sorted(found, key=lambda one: one[0].seconds):
+            if mine.seconds > model.seconds - worth:
+                return
             on_host = mine.host_bytes <= space.asked.host_budget
             # As the plan's table says it, which knows better than the solver's model.
-            fits = on_host and space.memory.expected(decisions) <= self.budget
-            if fits and mine.seconds <= enough:
+            if on_host and space.memory.expected(decisions) <= self.budget:
                 yield self._like(best, decisions)
 
     def _hopeful(

@@ -307,7 +307,7 @@ def test_what_is_differentiated_otherwise_runs_as_it_is_written():
 
     found = plan(curvature, *arguments(), budget="230MiB")
     assert found.proof.notes[0] == (
-        "what is marked runs as it is written: it is differentiated in another way "
+        "what is differentiated runs as written: it is differentiated in another way "
         "than once, in reverse"
     )
     assert not found.program.stacks
@@ -333,7 +333,7 @@ def test_no_layers_at_all():
     )
     assert found.smallest_budget == found.device_bytes
     assert found.baselines == ()
-    assert found.proof.notes[0].startswith("no layers repeat in what is marked")
+    assert found.proof.notes[0].startswith("no layers repeat in what is differentiated")
     assert "no layers repeat" in str(found)
     roomy = plan(step_of(loss), *args)
     assert roomy.outcome == "unneeded"

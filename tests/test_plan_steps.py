@@ -261,7 +261,9 @@ def test_gradients_that_are_pulled_back_under_vmap_run_as_they_are_written():
         return jax.jacrev(rows)(p)
 
     found = plan(mapped, PARAMS, X, target="cpu")
-    why = "what is marked runs as it is written: its gradient is taken once, and pulled"
+    why = (
+        "what is differentiated runs as written: its gradient is taken once, and pulled"
+    )
     assert found.proof.notes[0].startswith(why)
     assert not found.program.stacks
     args = drawn((PARAMS, X))

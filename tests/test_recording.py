@@ -154,8 +154,8 @@ def test_a_mark_in_a_loop_that_is_differentiated_as_a_whole():
 
     found = stowax.plan(update(loss), *arrays())
     assert found.proof.notes[0].startswith(
-        "what is marked runs as it is written: its forward and its backward pass stand "
-        "in different loops"
+        "what is differentiated runs as written: its forward and its backward pass "
+        "stand in different loops"
     )
     step = found.apply(update(loss))
     expected = jax.jit(update(loss))(*arrays())
@@ -187,7 +187,7 @@ LEFT = {
 @pytest.mark.parametrize(("why", "step"), LEFT.items(), ids=["linearize", "checkify"])
 def test_what_is_left_as_it_is_written_says_why(why, step):
     found = stowax.plan(step, *arrays())
-    assert found.proof.notes[0] == f"what is marked runs as it is written: {why}"
+    assert found.proof.notes[0] == f"what is differentiated runs as written: {why}"
     got, expected = found.apply(step)(*arrays()), jax.jit(step)(*arrays())
     # Of checkify's result the error comes first, which JAX numbers anew in every trace.
     jax.tree.map(np.testing.assert_array_equal, got[-1], expected[-1])
@@ -201,7 +201,7 @@ def test_what_goes_wrong_inside_stowax_leaves_the_step_as_it_is_written(monkeypa
     step = update(stowax.stow(loss_of))
     found = stowax.plan(step, *arrays())
     assert re.fullmatch(
-        r"what is marked runs as it is written: stowax cannot read it \(IndexError: "
+        r"what is differentiated runs as written: stowax cannot read it \(IndexError: "
         r"list index out of range, at stowax/_layers/_rewrite\.py:\d+\)\. Please "
         r"report that: https://github\.com/stowax/stowax/issues",
         found.proof.notes[0],

@@ -10,7 +10,6 @@ from stand_in_search import TPU, offloaded, searching, space, surveyed
 from stowax._errors import CompileError, OffloadVanishedError
 from stowax._planner import evaluate, policies
 from stowax._search import _propose
-from stowax._search._loop import MOST_MISSES
 from stowax._survey._held import holding as held_bodies
 
 # Three values of 8 bytes of which one can be kept; the link carries one for nothing.
@@ -37,60 +36,6 @@ def test_after_a_program_that_was_too_big_less_is_asked_for(monkeypatch):
     assert not search.fits(first)
     assert search.fits(best)
     assert best.measured.compiled_bytes < first.measured.compiled_bytes
-
-
-def test_what_never_fits_is_not_compiled_for_ever(monkeypatch):
-    search, _ = searching(monkeypatch, BODY, BUDGET, size=20.0)
-    best = search.run()
-    assert not search.fits(best)
-    assert 1 <= len(search.log) <= MOST_MISSES
-    smallest = min(a.measured.compiled_bytes for a in search.log)
-    assert best.measured.compiled_bytes == smallest
-    assert search.smallest_budget()[0] > BUDGET
-
-
-def test_where_nothing_can_fit_one_program_says_what_it_takes(monkeypatch):
-    search, _ = searching(monkeypatch, BODY, 30)
-    best = search.run()
-    assert [a.measured.compiled_bytes for a in search.log] == [
-        best.measured.compiled_bytes
-    ]
-    assert search.smallest_budget()[0] > 30
-
-
-def with_variants(monkeypatch, budget, **made_up):
-    """A search where nothing fits, and two more ways to write the step."""
-    search, _ = searching(monkeypatch, BODY, budget, **made_up)
-    for name in ("groups", "blocks"):
-        other = dataclasses.replace(
-            space(surveyed(BODY), budget, search.asked), name=name
-        )
-        search.unopened.append(lambda rolled, budget, other=other: other)
-    return search
-
-
-@pytest.mark.slow
-def test_a_budget_far_below_the_least_costs_one_program(monkeypatch):
-    free, _ = searching(monkeypatch, BODY, 10**6)
-    least = free.propose.least(free.rolled).bytes
-    far = with_variants(monkeypatch, int(least / 1.4))
-    assert not far.fits(far.run())
-    assert len(far.log) == 1
-    assert far.smallest_budget() == (far.log[0].measured.compiled_bytes, "compiled")
-    near = with_variants(monkeypatch, int(least / 1.3))
-    assert not near.fits(near.run())
-    assert len(near.log) == 3  # predictions may err by as much
-
-
-@pytest.mark.slow
-def test_the_first_of_two_questions_compiles_one_program_for_its_size(monkeypatch):
-    free, _ = searching(monkeypatch, BODY, 10**6)
-    least = free.propose.least(free.rolled).bytes
-    near = with_variants(monkeypatch, int(least / 1.3), first=True)
-    assert not near.fits(near.run())
-    assert len(near.log) == 1
-    fitting, _ = searching(monkeypatch, BODY, BUDGET, size=1.2, first=True)
-    assert fitting.fits(fitting.run())
 
 
 def test_no_smallest_budget_is_above_what_a_program_took(monkeypatch):

@@ -260,7 +260,7 @@ LEFT = {
 def test_what_is_left_as_it_is_written_says_why(why):
     step = LEFT[why]
     found = stowax.plan(step, WEIGHTS, XS, target="cpu")
-    assert found.proof.notes[0] == f"what is marked runs as it is written: {why}"
+    assert found.proof.notes[0] == f"what is differentiated runs as written: {why}"
     got, expected = found.apply(step)(WEIGHTS, XS), jax.jit(step)(WEIGHTS, XS)
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 

@@ -34,7 +34,7 @@ from .decide import (
 STEPS = 5
 OUTCOMES = ("planned", "as written", "refused", "wrong", "foreign", "same error")
 FAULTS = ("wrong", "foreign")
-_LEFT = "what is marked runs as it is written"
+_LEFT = "what is differentiated runs as written"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

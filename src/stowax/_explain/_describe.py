@@ -217,7 +217,7 @@ def notes(
         found[:0] = _ways_of_running(stacks, roll=survey.options.roll)
     left = survey.step.recording.left
     if left:
-        found.insert(0, f"what is marked runs as it is written: {'; '.join(left)}")
+        found.insert(0, f"what is differentiated runs as written: {'; '.join(left)}")
     calls = survey.step.recording.calls
     if effects := [
         place for call in calls for place in loops_with_effects(call, survey.options)
@@ -236,9 +236,9 @@ def notes(
     elif not survey.bodies and not fits and not left:
         found.insert(
             0,
-            "no layers repeat in what is marked, and stowax moves the values of "
-            "repeated layers: write them as jax.lax.scan, or as a Python loop over "
-            "equal blocks, and mark the function that runs them",
+            "no layers repeat in what is differentiated, and stowax moves the values "
+            "of repeated layers: write them as jax.lax.scan, or as a Python loop over "
+            "equal blocks",
         )
     hosted = survey.state.hosted(decisions[0]) if decisions and survey.state else ()
     if hosted and survey.gradients_on_host:

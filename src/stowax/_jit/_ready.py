@@ -97,7 +97,7 @@ def step_under(plan: Plan, asked: Asked) -> Any:
     """The step, or what was recorded of it if the plan's program may be made of that.
 
     Not for a target that is not there, where it was recorded with other devices; nor
-    where nothing of what is marked is decided on.
+    where nothing of what is differentiated is decided on.
     """
     here = not asked.machine.compile_only
     return asked.recording if plan.program.rewritten and here else asked.step

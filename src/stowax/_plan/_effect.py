@@ -16,7 +16,7 @@ from .._units import format_bytes, format_room
 
 _MOST_IN_THE_WAY = 3
 _WHY = (
-    "what is marked runs",
+    "what is differentiated runs",
     "the loop at ",
     "a gradient is taken inside",
     "layers inside of jax.shard_map",

@@ -81,8 +81,7 @@ class Search:
     def best(self) -> Attempt:
         """The fastest attempt that fits, else the one that needs the least.
 
-        A step that fits as it is stays so, unless another is faster by what is worth a
-        compile.
+        A step that fits as it is stays so, unless another is faster by `WORTH`.
         """
 
         def seconds(attempt: Attempt) -> float:
@@ -146,6 +145,8 @@ class Search:
             self._open_matching(error)
         while (proposal := self._next()) is not None:
             self._compile(proposal)
+        if self._may_stay and not any(map(self.fits, self.attempts)):
+            self._count_written()
         return self.best()
 
     def _open(self) -> None:
@@ -378,6 +379,13 @@ class Search:
                 may_fit = plain_bytes(self.rolled, donate=donate) <= self.budget
             if may_fit and self.fits(self.compile_plain(donate=donate)):
                 return
+
+    def _count_written(self) -> None:
+        """Counts the step as it is, where known: it may need the least of all."""
+        known = [a.donated for a in self.log if a.decisions is None]
+        for donate in self.asked.written.keys() - known:
+            if self.rolled.may_donate or not donate:
+                self.compile_plain(donate=donate)
 
     def compile_plain(self, *, donate: bool) -> Attempt:
         """The step as it is, compiled, or as it was for another search."""

@@ -25,7 +25,7 @@ from .._planner import (
     turnover,
 )
 from .._records._stages import Decisions, Evaluation, Problem, Solution
-from .._survey._options import alternatives, more_fast_memory, plan_options
+from .._survey._options import alternatives, more_fast_memory
 from ._space import Attempt, Space
 
 _ROUNDS = 8
@@ -189,11 +189,15 @@ class Proposer:
     def least(self, space: Space) -> Proposal:
         """What needs the least of the device, whatever it costs.
 
-        Of programs near the least, what larger ones taught may be wrong.
+        Of programs near the least, what larger ones taught may be wrong, and the model
+        of what to keep: recomputing all, as people do, counts beside what is solved.
         """
         plain = space.survey.problem(self.budget, space.host_left)
         problems = space.problem(self.budget), plain
         found = [self._timed(smallest, problem) for problem in problems]
+        by_hand = policies(plain).get("recompute all")
+        if by_hand and allowed(space.survey.bodies, by_hand):
+            found.append(dataclasses.replace(found[0], decisions=by_hand))
         solution = min(found, key=lambda s: space.memory.expected(s.decisions))
         space.least.add(solution.decisions)
         self._learned(space, solution, 0.0)
@@ -260,7 +264,7 @@ class Proposer:
         return Proposal(
             space=space,
             solution=dataclasses.replace(solution, evaluation=evaluation),
-            options=options_for(space, solution.decisions),
+            options=space.options_for(solution.decisions),
             bytes=space.memory.cautious(solution.decisions, caution),
             seconds=evaluation.seconds,
         )
@@ -368,7 +372,7 @@ class Proposer:
         space = best.space
         assert best.decisions is not None
         assert best.solution is not None
-        usual = options_for(space, best.decisions)
+        usual = space.options_for(best.decisions)
         changed = {n: v for n, v in best.options.items() if usual.get(n) != v}
         solution = space.proposed.get(decisions) or dataclasses.replace(
             best.solution, outcome="feasible", decisions=decisions
@@ -390,11 +394,3 @@ def _expected(best: Attempt, base: Evaluation, space: Space, mine: Evaluation) -
     """
     seconds = best.measured.step_seconds + mine.seconds - base.seconds
     return seconds if space is best.space else min(seconds, mine.seconds)
-
-
-def options_for(space: Space, decisions: Decisions) -> dict[str, str | bool | float]:
-    """The compiler options that decisions are compiled with by default."""
-    offloads = any("offload" in chosen for chosen in decisions)
-    sparing = space.survey.tight or decisions in space.least
-    options = plan_options(space.survey.target, offloads, sparing=sparing)
-    return {**options, **space.asked.compiler_options}

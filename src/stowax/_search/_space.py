@@ -20,6 +20,7 @@ from .._records._stages import (
 from .._state._shards import device_bytes
 from .._survey._asked import Asked
 from .._survey._held import holding
+from .._survey._options import plan_options
 from .._survey._preferences import Preferences
 from .._survey._survey import Survey, predict
 from .._survey._take import take_survey
@@ -114,6 +115,13 @@ class Space:
             memory = dataclasses.replace(memory, survey=survey)
         return memory.problem(budget, self.host_left)
 
+    def options_for(self, decisions: Decisions) -> dict[str, str | bool | float]:
+        """The compiler options that decisions are compiled with by default."""
+        offloads = any("offload" in chosen for chosen in decisions)
+        sparing = self.survey.tight or decisions in self.least
+        options = plan_options(self.survey.target, offloads, sparing=sparing)
+        return {**options, **self.asked.compiler_options}
+
     def intact(self, budget: int) -> "Space":
         """The same variant for a user who goes on using the arguments."""
         asked = dataclasses.replace(self.asked, donate=False)
@@ -175,7 +183,7 @@ def rolled_space(asked: Asked, budget: int, least: int) -> Space:
     step = asked.programs.step(asked.recording, asked.specs, options)
     count = len(step.stacks)
     bodies = "1 repeated body" if count == 1 else f"{count} repeated bodies"
-    asked.say(f"surveying {bodies} on {machine.name}")
+    asked.say(f"surveying {bodies if count else 'the step'} on {machine.name}")
     free = take_survey(
         asked.step,
         asked.specs,
@@ -234,9 +242,11 @@ def unmet(space: Space) -> ArgumentError | None:
         space.preferences.check_matched()
     except ArgumentError as error:
         left = space.asked.recording.left
+        if not left and not space.survey.step.stacks:
+            left = ("no layers repeat in it",)
         if not left:
             return error
-        why = f"{error.got} (what is marked runs as it is written: {'; '.join(left)})"
+        why = f"{error.got} (what is differentiated runs as written: {'; '.join(left)})"
         return ArgumentError(error.argument, why, error.instead)
     return None
 

@@ -349,7 +349,7 @@ where it would be no other program.
 
 One that surveys anew is a `new_space`; one that does not comes of `Space.afresh`, with
 a `Memory` whose predictions and programs are its own. Compiler options come of the
-survey (`options_for`).
+survey (`Space.options_for`).
 """
 
 BESIDE: tuple[Variant, ...] = (as_written, in_tiles, in_groups, in_blocks)

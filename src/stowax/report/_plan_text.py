@@ -78,9 +78,10 @@ def _headline(record: PlanRecord, width: int) -> list[str]:
     elif record.outcome == "infeasible":
         wishes = record.pins or record.search.forbid
         allowed = " that the pins and forbids allow" if wishes else ""
+        least = "decisions below need" if record.decisions else "step as it is needs"
         verdict = (
             f"DOES NOT FIT {budget} per device: no plan{allowed} is known to fit. Of "
-            "what was compiled, the decisions below need the least."
+            f"what was compiled, the {least} the least."
         )
     else:
         verdict = f"DOES NOT FIT: compiled {used} per device, budget {budget}."
@@ -159,6 +160,8 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
         run = ""
         if ordered and any(stack.group for stack in record.program.stacks):
             run = "; policies run layers in groups, too"
+        elif ordered and not record.decisions:
+            run = "; policies run layers as loops or segments, not as written"
         elif ordered and unlike_keep_all(record.search):
             run = (
                 "; policies, keep all too, run layers as the plan does, not as written"

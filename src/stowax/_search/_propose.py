@@ -1,11 +1,9 @@
 """What to compile next: the solver's decisions, policies by hand, single changes.
 
-Every proposal says what it is expected to need and to take. Bytes are those predicted
-for its lowered program, corrected by what compilers said; seconds are the model's or,
-once a program of the variant is compiled, that one's and the model's difference. The
-solver finds what its model is most wrong about. So what is compiled beside a program
-that fits is what may be faster if the model errs in its favour, the fastest expected
-first.
+Bytes of a proposal are those predicted for its lowered program, corrected by what
+compilers said; seconds are the model's or, once a program of the variant is compiled,
+that one's and the model's difference. The solver finds what its model is most wrong
+about: what is compiled beside a program that fits may be faster if the model errs.
 """
 
 import dataclasses
@@ -91,8 +89,8 @@ class Proposal:
 def with_fast_memory(best: Attempt) -> Iterator[Proposal]:
     """The best plan with more of a TPU's fast memory, unless a user decided that.
 
-    It decides how often products read their operands, which is worth more than most
-    decisions. But it takes longer to compile, so that goes for the best only.
+    Products read their operands less often then, which is worth more than most
+    decisions, and compile for longer: this is for the best only.
     """
     asked = best.space.asked
     change = more_fast_memory(asked.machine)
@@ -114,6 +112,7 @@ class Proposer:
 
     budget: int
     solving_seconds: float = 0.0
+    _least: dict[tuple[object, ...], Proposal] = dataclasses.field(default_factory=dict)
 
     def settled(
         self,
@@ -132,8 +131,7 @@ class Proposer:
         """
         target = int(self.budget * (1 - SLACK))
         straight = all(not body.in_loop for body in space.layers)
-        tried: list[Decisions] = []
-        room = margin = 0
+        tried, room, margin = list[Decisions](), 0, 0
         for _ in range(_ROUNDS // 2 if straight and space.layers else _ROUNDS):
             solution = self._timed(solve, space.problem(target - room))
             known = self._learned(space, solution, caution)
@@ -144,6 +142,8 @@ class Proposer:
             if solution.outcome == "infeasible":  # by a model that may be wrong
                 space.least.add(solution.decisions)
                 hoped = 0.0
+                if again and missed > 0:  # less room is all that would be asked for
+                    break
             if best and (best.seconds * (1 - WORTH) <= hoped or again > 1):
                 break
             slower = hoped * (1 - CLEARLY * straight) >= beaten
@@ -189,19 +189,23 @@ class Proposer:
     def least(self, space: Space) -> Proposal:
         """What needs the least of the device, whatever it costs.
 
-        Of programs near the least, what larger ones taught may be wrong, and the model
-        of what to keep: recomputing all, as people do, counts beside what is solved.
+        What larger programs taught may be wrong there, and the model: recomputing all,
+        as people do, counts beside what is solved.
         """
-        plain = space.survey.problem(self.budget, space.host_left)
+        host, memory = space.host_left, space.memory
+        known = space, host, len(memory.proposed), len(memory.compiled)
+        if known in self._least:
+            return self._least[known]
+        plain = space.survey.problem(self.budget, host)
         problems = space.problem(self.budget), plain
         found = [self._timed(smallest, problem) for problem in problems]
-        by_hand = policies(plain).get("recompute all")
-        if by_hand and allowed(space.survey.bodies, by_hand):
-            found.append(dataclasses.replace(found[0], decisions=by_hand))
-        solution = min(found, key=lambda s: space.memory.expected(s.decisions))
+        hand = policies(plain).get("recompute all")
+        if hand and allowed(space.survey.bodies, hand):
+            found.append(dataclasses.replace(found[0], decisions=hand))
+        solution = min(found, key=lambda s: memory.expected(s.decisions))
         space.least.add(solution.decisions)
         self._learned(space, solution, 0.0)
-        return self._proposal(space, solution, 0.0)
+        return self._least.setdefault(known, self._proposal(space, solution, 0.0))
 
     def may_fit(self, space: Space) -> list[Proposal]:
         """All that was proposed and fits by its prediction, whatever others needed."""

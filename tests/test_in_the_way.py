@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import stowax
-from report_records import INSPECTION
+from plan_parts import changed
+from report_records import INFEASIBLE, INSPECTION
 from stowax._cli._cli import main
 from stowax._errors import OutOfMemoryCompileError
 from stowax._inspect import _inspect
@@ -261,6 +262,16 @@ def test_the_command_shows_what_libtpu_refuses(tmp_path):
     assert any("float32[65536,65536]  too_large.py:" in line for line in lines)
     assert any("the smallest budget that a plan reaches" in line for line in lines)
     assert "<h2>In the way</h2>" in page.read_text()
+
+
+def test_why_state_stays_is_not_called_what_is_in_the_way():
+    """The arrays that are stand in their table; state may be little of them."""
+    why = "parameter: 1.74 MiB, of which some stays: no layer reads it"
+    made = changed(INFEASIBLE, in_the_way=("logits: 16.0 GiB", why), peak=PEAK)
+    text = plan_text(made, 80)
+    assert "In the way: 21.5 GiB predicted at the peak" in text
+    assert f"\nstate       {why}\n" in text
+    assert "in the way  " not in text
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from plan_parts import changed
-from report_records import PLAN, UNNEEDED
+from report_records import INFEASIBLE, PLAN, UNNEEDED
 from stowax.report import plan_text
 
 
@@ -47,3 +47,13 @@ def test_what_was_not_compiled_is_compared_as_it_is_predicted():
     # A row "keep all" beside it is explained where it is another program.
     assert "keep all too, run layers as the plan does" in known
     assert "keep all too" not in said(6.1)
+
+
+def test_where_nothing_fits_the_step_as_it_is_may_need_the_least():
+    def said(**changes):
+        return " ".join(plan_text(changed(INFEASIBLE, **changes), 80).split())
+
+    assert "Of what was compiled, the decisions below need the least." in said()
+    left = said(decisions=(), step_seconds=6.0)
+    assert "Of what was compiled, the step as it is needs the least." in left
+    assert "policies run layers as loops or segments, not as written" in left

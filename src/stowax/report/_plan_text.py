@@ -158,10 +158,10 @@ def _comparison(record: PlanRecord, width: int) -> list[str]:
         others = "all others" if ordered else "predicted"
         # Else "keep all" would be taken for the step as it is written.
         run = ""
-        if ordered and any(stack.group for stack in record.program.stacks):
-            run = "; policies run layers in groups, too"
-        elif ordered and not record.decisions:
+        if ordered and not record.decisions:
             run = "; policies run layers as loops or segments, not as written"
+        elif ordered and any(stack.group for stack in record.program.stacks):
+            run = "; policies run layers in groups, too"
         elif ordered and unlike_keep_all(record.search):
             run = (
                 "; policies, keep all too, run layers as the plan does, not as written"
@@ -222,9 +222,11 @@ def _certificate(record: PlanRecord) -> list[tuple[str, str]]:
     short_of_host = proof.host_bytes > proof.host_budget_bytes
     if not proof.fits and search.smallest_budget and not short_of_host:
         pairs.append(("it takes", smallest_text(search)))
-        # The reason why state stays is in no array.
-        way = [s for s in proof.in_the_way if proof.peak is None or "stays: " in s]
-        pairs += [("in the way" * (i == 0), s) for i, s in enumerate(way)]
+        # The arrays stand above, but no reason why state stays.
+        way, label = proof.in_the_way, "in the way"
+        if proof.peak is not None:
+            way, label = tuple(s for s in way if "stays: " in s), "state"
+        pairs += [(label * (i == 0), s) for i, s in enumerate(way)]
     if proof.fits and moves:
         pairs.append(("step time", _step_time(proof)))
         pairs.append(("bound", _bound(search)))

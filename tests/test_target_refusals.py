@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -177,3 +178,15 @@ def test_a_missing_cuda_compiler_names_the_extra(
         MissingExtraError, match=r"nvcc.*pip install \"stowax\[cuda\]\""
     ):
         target("h100")
+
+
+def test_what_a_framework_jitted_is_no_program_of_jaxs() -> None:
+    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    jitted = nnx.jit(lambda model, x: model(x))
+    with pytest.raises(ArgumentError) as error:
+        target("cpu").compile(jitted, model, jnp.ones((4, 4)))
+    assert str(error.value) == (
+        "jitted: got what flax.nnx.transforms.compilation jitted, whose programs are "
+        "not jax.jit's. Write target.compile(jax.jit(step), ...), or stowax.inspect, "
+        "which takes what frameworks jitted."
+    )

@@ -197,7 +197,7 @@ def explaining(taken: Taken) -> Iterator[None]:
         raise
     except Exception as error:
         odd = _odd(taken)
-        if odd is None:
+        if odd is None or not _may_fail_with(odd[1], error):
             raise
         first = (str(error).strip().splitlines() or [""])[0][:200]
         raise ArgumentError(
@@ -207,6 +207,15 @@ def explaining(taken: Taken) -> Iterator[None]:
             "Give arrays or jax.ShapeDtypeStruct; close over anything else, for "
             "example functools.partial(step, config).",
         ) from error
+
+
+def _may_fail_with(odd: Any, error: Exception) -> bool:
+    """Whether an error may be for an argument that is no array.
+
+    Functions among them (an optimizer's, say) are innocent unless it names their kind.
+    """
+    named = not callable(odd) or type(odd).__name__ in str(error)
+    return isinstance(error, TypeError | AttributeError) and named
 
 
 def _odd(taken: Taken) -> tuple[str, Any] | None:

@@ -216,6 +216,13 @@ def lower(
             raise
         traced = jitted.trace(*bare)
         lowered = _lowered(traced, target_name, compile_devices)
+    if not isinstance(lowered, jax.stages.Lowered):
+        raise ArgumentError(
+            "jitted",
+            f"what {type(lowered).__module__} jitted, whose programs are not jax.jit's",
+            "Write target.compile(jax.jit(step), ...), or stowax.inspect, which takes "
+            "what frameworks jitted.",
+        )
     used = _jax_targets.lowered_devices(lowered)
     check_devices("jitted", used, devices, target_name)
     if compile_devices is not None:

@@ -24,7 +24,7 @@ host's processor updates (`Body.host_updates`): its bytes are not in U.
 With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima become sums.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -151,6 +151,7 @@ def priced(
         float(table.bytes[[d == "offload" for d in chosen]].sum())
         for table, chosen in zip(body_tables, decisions, strict=True)
     ]
+    passages = passing(problem, decisions)
     again, storing, transfer, exposed = 0.0, 0.0, 0.0, 0.0
     hosting = 0.0
     forward_used, backward_used = [], []
@@ -164,7 +165,7 @@ def priced(
         again += body.count * rerun
         storing += body.count * _storing_seconds(body, chosen)
         hosting += sum(part.seconds for part in updated_on_host(body, chosen))
-        link = _link_seconds(problem, decisions, body, chosen, moved)
+        link = _link_seconds(problem, passages.get(body.name, ()), body, chosen, moved)
         transfer += body.count * sum(link)
         forward, backward = max(link[:2]), max(link[2:])
         if depth > 1 or body.phase == "update":
@@ -180,7 +181,7 @@ def priced(
     return Evaluation(
         seconds=base + again + storing + exposed + hosting,
         device_bytes=_device_bytes(
-            problem, body_tables, decisions, recomputed, offloaded
+            problem, body_tables, decisions, recomputed, offloaded, passages
         ),
         host_bytes=int(
             sum(b.count * d for b, d in zip(problem.bodies, offloaded, strict=True))
@@ -197,7 +198,7 @@ def priced(
 
 def _link_seconds(
     problem: Problem,
-    decisions: Decisions,
+    passages: Sequence[Passage],
     body: Body,
     chosen: tuple[Decision | None, ...],
     moved: float,
@@ -210,7 +211,6 @@ def _link_seconds(
         out = sum(v.update_out for v in mine) - sum(p.update_out for p in parts)
         into = sum(v.update_in for v in mine) - sum(p.update_in for p in parts)
         return 0.0, 0.0, out / rates[0], into / rates[1]
-    passages = passing(problem, decisions, body)
     return (
         moved / rates[0],
         sum(p.forward_in for p in passages) / rates[1],
@@ -219,16 +219,15 @@ def _link_seconds(
     )
 
 
-def passing(problem: Problem, decisions: Decisions, body: Body) -> list[Passage]:
-    """What of the offloaded state passes through a body."""
-    return [
-        passage
-        for other, chosen in zip(problem.bodies, decisions, strict=True)
-        for value, decision in zip(other.values, chosen, strict=True)
-        if decision == "offload"
-        for passage in value.passages
-        if passage.body == body.name
-    ]
+def passing(problem: Problem, decisions: Decisions) -> dict[str, list[Passage]]:
+    """What of the offloaded state passes through each body, by the body's name."""
+    found: dict[str, list[Passage]] = {}
+    for body, chosen in zip(problem.bodies, decisions, strict=True):
+        for value, decision in zip(body.values, chosen, strict=True):
+            if decision == "offload":
+                for passage in value.passages:
+                    found.setdefault(passage.body, []).append(passage)
+    return found
 
 
 def _storing_seconds(body: Body, chosen: tuple[Decision | None, ...]) -> float:
@@ -245,6 +244,7 @@ def _device_bytes(
     decisions: Decisions,
     recomputed: tuple[frozenset[int], ...],
     offloaded: list[float],
+    passages: Mapping[str, Sequence[Passage]],
 ) -> int:
     """The peak: over the loss, and over every point of every body's backward pass.
 
@@ -269,9 +269,8 @@ def _device_bytes(
             for i, decision in enumerate(chosen):
                 if decision == "offload" or i in again:
                     working[i] = table.bytes[i]
-            passages = passing(problem, decisions, table.body)
             at_points = table.reserved + table.live @ working
-            at_points += sum(p.in_flight for p in passages)
+            at_points += sum(p.in_flight for p in passages.get(table.body.name, ()))
             peak = max(peak, stacks + early * moved + at_points.max())
         stacks = before if table.body.group else stacks + late * moved
     return int(max(peak, problem.loss_reserved_bytes + stacks))

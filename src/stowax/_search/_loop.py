@@ -9,10 +9,9 @@ The step as it is comes first, where it may fit. Then the fastest proposal of an
 variant (`_variants`) that is expected to fit, until one does, `MOST_MISSES` times at
 most. Where none is expected to, or two did not, more variants are opened; at last comes
 what fits by its prediction alone, and what needs the least. Beside the first that fits
-one more is compiled: a replay of 136 plans found that those after it buy half a
-percent. Policies by hand that should beat it clearly are, too, and on a TPU the best
-with more fast memory for its kernels. `compiles` goes on. What the compiler refuses
-stays on the device, and what is left is proposed anew.
+one more is compiled: of 136 plans those after it bought half a percent. Policies by
+hand that should beat it clearly are, too, and on a TPU the best with more fast memory.
+`compiles` goes on. What the compiler refuses stays, and the rest is proposed anew.
 """
 
 import dataclasses
@@ -227,6 +226,7 @@ class Search:
 
     def _first(self) -> Proposal | None:
         """The fastest that is expected to fit, what else may, what needs the least."""
+        self.asked.say(f"deciding on plan {len(self.log) + 1}")  # may take a minute
         caution = _CAUTION[min(len(self._planned), len(_CAUTION) - 1)]
         if len(self._planned) > 1:
             self._opened()

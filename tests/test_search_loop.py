@@ -237,7 +237,9 @@ def test_where_nothing_compiles_its_words_come_out(monkeypatch):
     monkeypatch.setattr(type(search.rolled), "holding", holding)
     with pytest.raises(CompileError, match="never"):
         search.run()
-    assert search.asked.said[-2].startswith("planning anew: everything may not be")
+    *_, anew, deciding, compiling = search.asked.said
+    assert anew.startswith("planning anew: everything may not be")
+    assert (deciding, compiling) == ("deciding on plan 1", "compiling plan 1")
 
 
 def test_a_step_that_fits_ends_where_every_plan_of_it_is_refused(monkeypatch):

@@ -24,6 +24,7 @@ host's processor updates (`Body.host_updates`): its bytes are not in U.
 With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima become sums.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -137,35 +138,74 @@ def evaluate(problem: Problem, decisions: Decisions) -> Evaluation:
     return priced(problem, tables(problem), decisions)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What decisions for one body come to by themselves, whatever others decide.
+
+    Seconds of a run that go into computing again, into storing, and of the host's
+    processor; bytes that it keeps in all runs, and stages, and that one run offloads.
+    `peak` are bytes alive beside stacks at the largest of its points, if it has any.
+    """
+
+    recomputed: frozenset[int]
+    rerun: float
+    storing: float
+    hosting: float
+    kept: float
+    staged: float
+    moved: float
+    peak: float | None
+
+
+def _part(table: BodyTable, chosen: tuple[Decision | None, ...]) -> _Part:
+    """Worked out once for the same decisions."""
+    known: _Part | None = table.parts.get(chosen)
+    if known is not None:
+        return known
+    body = table.body
+    recomputed, _ = recomputed_values(body, chosen)
+    offloads = np.array([d == "offload" for d in chosen], dtype=bool)
+    peak = None
+    if len(table.reserved):
+        working = np.where(offloads, table.bytes, 0.0)
+        again = sorted(recomputed)
+        working[again] = table.bytes[again]
+        peak = float((table.reserved + table.live @ working).max())
+    run_again = operations_run_again(body, recomputed)
+    found = _Part(
+        recomputed=recomputed,
+        rerun=sum(body.operations[f].seconds for f in run_again),
+        storing=_storing_seconds(body, chosen),
+        hosting=sum(part.seconds for part in updated_on_host(body, chosen)),
+        kept=float(table.kept[[d == "keep" for d in chosen]].sum()),
+        staged=float(table.offloaded[offloads].sum()),
+        moved=float(table.bytes[offloads].sum()),
+        peak=peak,
+    )
+    return table.parts.setdefault(chosen, found)
+
+
 def priced(
     problem: Problem, body_tables: tuple[BodyTable, ...], decisions: Decisions
 ) -> Evaluation:
     """`evaluate` for a caller that has the tables already."""
     check_shape(problem, decisions)
     depth = problem.prefetch_depth
-    recomputed = tuple(
-        recomputed_values(table.body, chosen)[0]
-        for table, chosen in zip(body_tables, decisions, strict=True)
-    )
-    offloaded = [
-        float(table.bytes[[d == "offload" for d in chosen]].sum())
+    parts = [
+        _part(table, chosen)
         for table, chosen in zip(body_tables, decisions, strict=True)
     ]
     passages = passing(problem, decisions)
     again, storing, transfer, exposed = 0.0, 0.0, 0.0, 0.0
     hosting = 0.0
     forward_used, backward_used = [], []
-    for body, values, moved, chosen in zip(
-        problem.bodies, recomputed, offloaded, decisions, strict=True
-    ):
-        rerun = sum(
-            body.operations[f].seconds for f in operations_run_again(body, values)
-        )
-        window = body.backward_seconds + rerun
-        again += body.count * rerun
-        storing += body.count * _storing_seconds(body, chosen)
-        hosting += sum(part.seconds for part in updated_on_host(body, chosen))
-        link = _link_seconds(problem, passages.get(body.name, ()), body, chosen, moved)
+    for body, part, chosen in zip(problem.bodies, parts, decisions, strict=True):
+        window = body.backward_seconds + part.rerun
+        again += body.count * part.rerun
+        storing += body.count * part.storing
+        hosting += part.hosting
+        through = passages.get(body.name, ())
+        link = _link_seconds(problem, through, body, chosen, part.moved)
         transfer += body.count * sum(link)
         forward, backward = max(link[:2]), max(link[2:])
         if depth > 1 or body.phase == "update":
@@ -175,18 +215,16 @@ def priced(
             exposed += body.count * sum(link)
         forward_used.append(_share(forward, body.forward_seconds))
         backward_used.append(_share(backward, window))
-    if depth > 1 and offloaded and problem.bodies[-1].phase == "layers":
-        exposed += offloaded[-1] / problem.link.host_to_device
+    if depth > 1 and parts and problem.bodies[-1].phase == "layers":
+        exposed += parts[-1].moved / problem.link.host_to_device
     base = base_seconds(problem)
     return Evaluation(
         seconds=base + again + storing + exposed + hosting,
-        device_bytes=_device_bytes(
-            problem, body_tables, decisions, recomputed, offloaded, passages
-        ),
+        device_bytes=_device_bytes(problem, parts, passages),
         host_bytes=int(
-            sum(b.count * d for b, d in zip(problem.bodies, offloaded, strict=True))
+            sum(b.count * p.moved for b, p in zip(problem.bodies, parts, strict=True))
         ),
-        recomputed=recomputed,
+        recomputed=tuple(part.recomputed for part in parts),
         recompute_seconds=again,
         transfer_seconds=transfer,
         exposed_seconds=exposed,
@@ -239,12 +277,7 @@ def _storing_seconds(body: Body, chosen: tuple[Decision | None, ...]) -> float:
 
 
 def _device_bytes(
-    problem: Problem,
-    body_tables: tuple[BodyTable, ...],
-    decisions: Decisions,
-    recomputed: tuple[frozenset[int], ...],
-    offloaded: list[float],
-    passages: Mapping[str, Sequence[Passage]],
+    problem: Problem, parts: list[_Part], passages: Mapping[str, Sequence[Passage]]
 ) -> int:
     """The peak: over the loss, and over every point of every body's backward pass.
 
@@ -256,23 +289,15 @@ def _device_bytes(
     groups store nothing before their backward pass but what is reserved.
     """
     stacks, peak = 0.0, 0.0
-    for table, chosen, again, moved in zip(
-        body_tables, decisions, recomputed, offloaded, strict=True
-    ):
-        early = 0 if table.body.phase == "update" else problem.prefetch_depth - 1
+    for body, part in zip(problem.bodies, parts, strict=True):
+        early = 0 if body.phase == "update" else problem.prefetch_depth - 1
         late = min(early, 1)
-        kept = table.kept[[d == "keep" for d in chosen]].sum()
-        before, stacks = stacks, stacks + kept
-        stacks += table.offloaded[[d == "offload" for d in chosen]].sum()
-        if len(table.reserved):
-            working = np.zeros(len(table.bytes))
-            for i, decision in enumerate(chosen):
-                if decision == "offload" or i in again:
-                    working[i] = table.bytes[i]
-            at_points = table.reserved + table.live @ working
-            at_points += sum(p.in_flight for p in passages.get(table.body.name, ()))
-            peak = max(peak, stacks + early * moved + at_points.max())
-        stacks = before if table.body.group else stacks + late * moved
+        before, stacks = stacks, stacks + part.kept
+        stacks += part.staged
+        if part.peak is not None:
+            through = sum(p.in_flight for p in passages.get(body.name, ()))
+            peak = max(peak, stacks + early * part.moved + part.peak + through)
+        stacks = before if body.group else stacks + late * part.moved
     return int(max(peak, problem.loss_reserved_bytes + stacks))
 
 

@@ -6,7 +6,7 @@ from the records walks every point's `live` tuple again for each of the solver's
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,8 @@ class BodyTable:
     """One body: `bytes` per value, `live[point, value]`, `reserved` per point.
 
     `kept` and `offloaded` are what storing a value either way takes for all runs,
-    throughout, less what is staged of an offloaded one.
+    throughout, less what is staged of an offloaded one. `parts` has what decisions for
+    it come to by themselves (`_evaluate`): a solver changes one body's at a time.
     """
 
     body: Body
@@ -30,6 +31,9 @@ class BodyTable:
     offloaded: np.ndarray
     live: "scipy.sparse.csr_array"
     reserved: np.ndarray
+    parts: dict[tuple[Decision | None, ...], Any] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
 
 
 def body_table(body: Body) -> BodyTable:

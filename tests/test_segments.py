@@ -11,7 +11,7 @@ import pytest
 import stowax
 from planned_models import compiled_total, plan, spec
 from planned_steps import assert_close, check
-from stowax._errors import PlanMismatchError
+from stowax._errors import ArgumentError, PlanMismatchError
 from stowax._jaxprs._jaxpr import Program
 from stowax._jaxprs._segments import find_segments
 
@@ -204,6 +204,23 @@ def test_pins_meet_values_of_segments():
     pinned = [d for d in found.decisions if d.name.startswith("dot_general")]
     assert {d.decision for d in pinned if not d.stack.endswith("-1")} == {"recompute"}
     assert [(p.decision, p.matched > 0) for p in found.pins] == [("recompute", True)]
+
+
+@pytest.mark.parametrize(
+    ("target", "scale", "rows", "words"),
+    [
+        ("h200", 4, 1 << 13, "source line. Nearest: 'dot_general test_segments.py:"),
+        ("cpu", 1, 32, "(what is differentiated runs as written: no layers repeat in"),
+    ],
+    ids=["segments", "nothing"],
+)
+def test_a_pin_that_meets_nothing_is_told_what_could_be_meant(
+    target, scale, rows, words
+):
+    args = weights_of(spec, scale), spec(rows, 128 * scale)
+    with pytest.raises(ArgumentError) as error:
+        plan(train_step, *args, target=target, pin={"dot_generall*": "recompute"})
+    assert words in str(error.value)
 
 
 @pytest.mark.slow

@@ -24,7 +24,6 @@ host's processor updates (`Body.host_updates`): its bytes are not in U.
 With `prefetch_depth` 1 nothing is pipelined, so nothing hides: both maxima become sums.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -39,7 +38,7 @@ from .._records._stages import (
     Problem,
     updated_on_host,
 )
-from ._tables import BodyTable, base_seconds, cannot_run_again, maker, tables
+from ._tables import BodyTable, Part, base_seconds, cannot_run_again, maker, tables
 
 STORED = ("keep", "offload")
 
@@ -138,28 +137,9 @@ def evaluate(problem: Problem, decisions: Decisions) -> Evaluation:
     return priced(problem, tables(problem), decisions)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """What decisions for one body come to by themselves, whatever others decide.
-
-    Seconds of a run that go into computing again, into storing, and of the host's
-    processor; bytes that it keeps in all runs, and stages, and that one run offloads.
-    `peak` are bytes alive beside stacks at the largest of its points, if it has any.
-    """
-
-    recomputed: frozenset[int]
-    rerun: float
-    storing: float
-    hosting: float
-    kept: float
-    staged: float
-    moved: float
-    peak: float | None
-
-
-def _part(table: BodyTable, chosen: tuple[Decision | None, ...]) -> _Part:
+def _part(table: BodyTable, chosen: tuple[Decision | None, ...]) -> Part:
     """Worked out once for the same decisions."""
-    known: _Part | None = table.parts.get(chosen)
+    known = table.parts.get(chosen)
     if known is not None:
         return known
     body = table.body
@@ -172,7 +152,7 @@ def _part(table: BodyTable, chosen: tuple[Decision | None, ...]) -> _Part:
         working[again] = table.bytes[again]
         peak = float((table.reserved + table.live @ working).max())
     run_again = operations_run_again(body, recomputed)
-    found = _Part(
+    found = Part(
         recomputed=recomputed,
         rerun=sum(body.operations[f].seconds for f in run_again),
         storing=_storing_seconds(body, chosen),
@@ -277,7 +257,7 @@ def _storing_seconds(body: Body, chosen: tuple[Decision | None, ...]) -> float:
 
 
 def _device_bytes(
-    problem: Problem, parts: list[_Part], passages: Mapping[str, Sequence[Passage]]
+    problem: Problem, parts: list[Part], passages: Mapping[str, Sequence[Passage]]
 ) -> int:
     """The peak: over the loss, and over every point of every body's backward pass.
 

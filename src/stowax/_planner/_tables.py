@@ -6,7 +6,7 @@ from the records walks every point's `live` tuple again for each of the solver's
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,25 @@ from .._records._stages import Body, Decision, Operation, Problem, Value
 
 if TYPE_CHECKING:
     import scipy.sparse
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What decisions for one body come to by themselves, whatever others decide.
+
+    Seconds of a run that go into computing again, into storing, and of the host's
+    processor; bytes that it keeps in all runs, and stages, and that one run offloads.
+    `peak` are bytes alive beside stacks at the largest of its points, if it has any.
+    """
+
+    recomputed: frozenset[int]
+    rerun: float
+    storing: float
+    hosting: float
+    kept: float
+    staged: float
+    moved: float
+    peak: float | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +50,7 @@ class BodyTable:
     offloaded: np.ndarray
     live: "scipy.sparse.csr_array"
     reserved: np.ndarray
-    parts: dict[tuple[Decision | None, ...], Any] = dataclasses.field(
+    parts: dict[tuple[Decision | None, ...], Part] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
 

@@ -18,7 +18,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 
-from .._errors import ArgumentError, CompileError, OffloadVanishedError, StowaxError
+from .._errors import CompileError, OffloadVanishedError, StowaxError
 from .._planner import evaluate
 from .._records._plan import Source
 from .._survey._asked import Asked
@@ -26,7 +26,7 @@ from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
 from ._propose import CLEARLY, NEARLY, WORTH, Proposal, Proposer, with_fast_memory
 from ._space import Attempt, Space, asks_for_more, narrower, plain, plain_bytes, unmet
-from ._variants import BESIDE, WHERE_NOTHING_FITS, returned
+from ._variants import BESIDE, WHERE_NOTHING_FITS, matching, returned
 
 MOST_MISSES = 4
 """Programs that are compiled for a plan before one fits."""
@@ -141,7 +141,8 @@ class Search:
         if (error := unmet(self.rolled)) is None:
             self._open()
         else:
-            self._open_matching(error)
+            self.spaces = matching(self.rolled, self.budget, error)
+            self.unopened = []
         while (proposal := self._next()) is not None:
             self._compile(proposal)
         if self._may_stay and not any(map(self.fits, self.attempts)):
@@ -163,17 +164,6 @@ class Search:
         beside = BESIDE if rolled.remat or not fits else ()
         found = [variant(rolled, self.budget) for variant in beside]
         self.spaces = [*filter(None, found), rolled]
-
-    def _open_matching(self, error: ArgumentError) -> None:
-        """The variants that have what a user's pins meet; layers as loops do not.
-
-        **Raises:** `error` where they meet nothing of any variant.
-        """
-        found = [variant(self.rolled, self.budget) for variant in BESIDE]
-        self.spaces = [s for s in filter(None, found) if unmet(s) is None]
-        self.unopened = []
-        if not self.spaces:
-            raise error
 
     @property
     def _stays_intact(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 
 from .._cost._record import bytes_of
+from .._errors import ArgumentError
 from .._layers._stack import Stack, moves
 from .._records._stages import Options, Problem
 from .._state._shards import device_bytes
@@ -363,3 +364,17 @@ WHERE_NOTHING_FITS: tuple[Variant, ...] = (
 
 Of those of which that is not foretold one program each is compiled, after all are open.
 """
+
+
+def matching(rolled: Space, budget: int, error: ArgumentError) -> list[Space]:
+    """The variants that have what a user's pins meet, where layers as loops do not.
+
+    **Raises:** where none has, what is wrong of the first that plans more than state:
+    it names the values that could be meant. `error`, of layers as loops, if none does.
+    """
+    found = [s for variant in BESIDE if (s := variant(rolled, budget)) is not None]
+    ways = [(space, unmet(space)) for space in found]
+    if met := [space for space, wrong in ways if wrong is None]:
+        return met
+    tried = [(rolled, error), *ways]
+    raise next((e for s, e in tried if e and s.survey.step.stacks), error)

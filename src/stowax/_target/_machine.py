@@ -155,8 +155,9 @@ class Target:
         sharded over this target's devices or not (then for one device).
         `compiler_options` are XLA's.
 
-        **Raises:** `ArgumentError` for shardings over other devices;
-        `OutOfMemoryCompileError` and `CompileError` with the compiler's words.
+        **Raises:** `ArgumentError` for what a framework jitted, and for shardings over
+        other devices; `OutOfMemoryCompileError` and `CompileError` with the compiler's
+        words.
 
         >>> target = stowax.target("v5p-8")
         >>> host = target.sharding(memory_kind="pinned_host")

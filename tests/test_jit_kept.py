@@ -38,7 +38,7 @@ def searches(cache, monkeypatch):
         asked.append(question)
         return (plan,)
 
-    monkeypatch.setattr(stowax._jit._planned, "found_for", found)
+    monkeypatch.setattr("stowax._plan._planning.found_for", found)
     return asked
 
 
@@ -192,12 +192,15 @@ params, x = jnp.ones((4, 32, 32)) / 100, jnp.ones((512, 32))
 for _ in range(2):
     params, loss = step(params, x)
 print("loss", float(loss), "fits", step.plan.fits)
+for part in ("_search", "_planner", "report"):
+    if f"stowax.{part}" in sys.modules:
+        print("loaded", part)
 """
 
 
 @pytest.mark.slow
 def test_a_script_that_is_started_again(tmp_path):
-    """Another process, with other hashes, knows the step again."""
+    """Another process, with other hashes, knows the step again, and loads no search."""
 
     def run(seed):
         known = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
@@ -212,7 +215,8 @@ def test_a_script_that_is_started_again(tmp_path):
 
     first, second = run("1"), run("2")
     assert surveys(first)
-    assert second == [first[0], first[-1]]  # traced, and run
+    assert second == [first[0], first[-4]]  # traced, and run
+    assert first[-3:] == ["loaded _search", "loaded _planner", "loaded report"]
     assert len(list((tmp_path / "stowax" / "plans").iterdir())) == 1
 
 

@@ -5,7 +5,7 @@ import pytest
 from planner_problems import chain
 from stand_in_search import GPU, TPU, searching
 from stowax._errors import CompileError
-from stowax._search._loop import MOST_MISSES
+from stowax._survey._asked import MOST_MISSES
 from stowax._survey._options import FAST_MEMORY
 
 # Three values of 8 bytes of which one can be kept; the link carries one for nothing.

@@ -7,8 +7,8 @@ import pytest
 from planner_problems import chain
 from stand_in_search import searching, space, surveyed
 from stowax._planner import policies
-from stowax._search._loop import MOST_MISSES
 from stowax._search._space import plain
+from stowax._survey._asked import MOST_MISSES
 
 BODY = chain(count=10, bytes=8, needed=(1, 2, 3), forward_seconds=3.0)
 BUDGET = 250

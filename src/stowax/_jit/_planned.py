@@ -36,10 +36,10 @@ from .._errors import (
     PlanMismatchError,
 )
 from .._plan import _asked
-from .._plan._finding import Asked
+from .._plan._asking import asked_for
 from .._plan._key import plan_key, step_key
 from .._plan._plan import Plan
-from .._plan._planning import asked_for, found_for
+from .._survey._asked import Asked
 from ._ahead import Ahead, with_static
 from ._equinox import is_filter_jit, raise_as_equinox
 from ._kept import Kept
@@ -276,6 +276,9 @@ class Planned(KnownStep):
         Where the user says nothing of donation, what the step is given stays theirs,
         unless nothing fits without.
         """
+        # Late: a plan that is kept needs no search.
+        from .._plan._planning import found_for
+
         frugal: Plan | None = None
         if asked.recording.donated is None:
             # Pins may ask for what only donated state allows.

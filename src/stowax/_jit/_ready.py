@@ -9,9 +9,9 @@ import jax
 from .._calling._calling import Taken
 from .._errors import MisfitError
 from .._plan._effect import put_into_effect, why_it_does_not_fit
-from .._plan._finding import Asked
 from .._plan._plan import Plan
 from .._state._places import check_alive
+from .._survey._asked import Asked
 from .._target._foreign import is_lowered_elsewhere
 from ._lent import Lent, copied
 from ._placing import Placing, apart, on_device

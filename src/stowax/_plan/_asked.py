@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from .._errors import ArgumentError
+from .._survey._asked import MOST_MISSES
 from .._target._machine import Target
 from .._units import format_bytes, parse_bytes, parse_share
 
@@ -62,15 +63,15 @@ def check_kinds(
         )
 
 
-def check_compiles(compiles: Any, least: int) -> None:
-    """**Raises:** `ArgumentError` for what is neither `None` nor `least` or more."""
+def check_compiles(compiles: Any) -> None:
+    """**Raises:** `ArgumentError` for less than `MOST_MISSES`; `None` is the usual."""
     if compiles is None:
         return
-    if type(compiles) is not int or compiles < least:
+    if type(compiles) is not int or compiles < MOST_MISSES:
         raise ArgumentError(
             "compiles",
             f"{compiles!r}",
-            f"Write how many programs may be compiled, {least} or more.",
+            f"Write how many programs may be compiled, {MOST_MISSES} or more.",
         )
 
 

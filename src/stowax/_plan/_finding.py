@@ -1,4 +1,4 @@
-"""From what was asked to what was found: trace, survey, search, budget after budget.
+"""From what was asked to what was found: survey, search, budget after budget.
 
 Every program is a fact, whichever budget it was compiled for: it may fit another, and
 be faster there. So each budget is searched with the programs of all smaller ones known,
@@ -8,16 +8,12 @@ What copies were waited for under one budget is not believed under another.
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
-from .. import _jax
 from .._errors import (
-    ArgumentError,
     CompileError,
-    NothingToPlanError,
     OffloadVanishedError,
     PlanMismatchError,
     StowaxError,
@@ -26,13 +22,9 @@ from .._records._stages import least_bytes
 from .._search._loop import Search
 from .._search._space import Attempt, plain, rolled_space, unsurveyed_space
 from .._state._shards import device_bytes
-from .._step._recording import Recording
-from .._step._trace import reading_less, record_for
+from .._step._trace import reading_less
 from .._survey._asked import Asked
 from .._survey._programs import Programs
-from .._target._foreign import stood_in
-from .._target._machine import Target
-from .._target._specs import put_in_device_memory, spread_specs
 from .._units import format_bytes
 
 
@@ -43,75 +35,6 @@ class Found:
     search: Search
     best: Attempt
     seconds: float
-
-
-def traced(
-    step: Callable[..., Any],
-    args: Sequence[Any],
-    machine: Target,
-    donated: Collection[int] | None,
-) -> tuple[Target, tuple[Any, ...], Recording]:
-    """The target, `args` on it, and the step's one trace.
-
-    Meshes that the step itself names decide where what is put nowhere lies, and stand
-    in for the target's where they are this machine's. All of `args` is on the device
-    there: a plan may be asked for with what another one placed. An error names the
-    argument as `plan` knows it.
-
-    **Arguments:** `donated` are the positions that the step's own `jit` donates.
-    """
-    try:
-        _check_nodes(args)
-        specs = put_in_device_memory(machine.specs(*args))
-    except ArgumentError as error:
-        name = error.argument.replace("specs[", "args[", 1)
-        raise ArgumentError(name, error.got, error.instead) from None
-    recording = record_for(step, specs)
-    if meshes := _meshes(recording):
-        machine = stood_in(machine, args, meshes)
-        specs = put_in_device_memory(
-            spread_specs(machine.devices, tuple(args), machine.name)
-        )
-    return machine, specs, dataclasses.replace(recording, donated=donated)
-
-
-def _meshes(recording: Recording) -> list[jax.sharding.Mesh]:
-    """Those of several devices that the step itself names, in a constraint, say."""
-    parts = [recording.jaxpr, *(call.jaxpr for call in recording.calls)]
-    named = [mesh for part in parts for mesh in _meshes_in(_jax.open_jaxpr(part))]
-    return [*dict.fromkeys(mesh for mesh in named if mesh.size > 1)]
-
-
-def _meshes_in(jaxpr: Any) -> Iterator[jax.sharding.Mesh]:
-    for equation in jaxpr.eqns:
-        for thing in jax.tree.leaves([*equation.params.values()]):
-            mesh = getattr(thing, "mesh", thing)
-            if isinstance(mesh, jax.sharding.Mesh):
-                yield mesh
-        for inner in _jax.jaxprs_in(equation.params):
-            yield from _meshes_in(inner)
-
-
-def _check_nodes(args: Sequence[Any]) -> None:
-    """**Raises:** `NothingToPlanError` for pytree nodes that take arrays only."""
-    for number, arg in enumerate(args):
-        leaves, structure = jax.tree.flatten(arg)
-        specs = [
-            jax.ShapeDtypeStruct(leaf.shape, _jax.dtype_in_jit(leaf.dtype))
-            if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-            else leaf
-            for leaf in leaves
-        ]
-        try:
-            jax.tree.unflatten(structure, specs)
-        except Exception as error:
-            line = (str(error).strip().splitlines() or ["no message"])[0][:200]
-            raise NothingToPlanError(
-                f"step: args[{number}] has a pytree node that cannot be made of shapes "
-                f"({type(error).__name__}: {line}), and a plan is made of them. Let "
-                "tree_unflatten take whatever it is given: no conversion, no check "
-                "(for a dataclass, none in __post_init__)."
-            ) from error
 
 
 def find(asked: Asked) -> list[Found]:

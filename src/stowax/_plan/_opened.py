@@ -14,7 +14,7 @@ from .._calling._known import NO_PROGRAM, known
 from .._calling._objects import together
 from .._errors import ArgumentError
 from .._survey._asked import Asked
-from ._planning import asked_for
+from ._asking import asked_for
 
 _DEFAULTS: dict[str, Any] = {
     "target": None,

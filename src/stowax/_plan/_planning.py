@@ -1,11 +1,10 @@
 """`plan` and `plans`, the front doors: a step and a budget in, a `Plan` out.
 
-What was asked is checked here, `_finding` does the work, `_record` writes it down.
+`_asking` checks what was asked, `_finding` does the work, `_record` writes it down.
 """
 
 import inspect
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,14 +12,11 @@ from .._calling._calling import explaining, flattened
 from .._calling._known import NO_PROGRAM, Known, known
 from .._calling._objects import together
 from .._errors import ArgumentError, CallError
-from .._search._loop import MOST_MISSES
 from .._survey._asked import Asked
-from .._survey._preferences import Preferences
-from .._target._foreign import target_for
 from .._target._machine import Target
-from .._target._program_cache import cache_in
 from . import _asked
-from ._finding import find, traced
+from ._asking import asked_for
+from ._finding import find
 from ._plan import Plan
 from ._record import written_down
 
@@ -164,61 +160,6 @@ def plans_for(
         with explaining(taken):
             asked = asked_for(flat, taken.arrays, taken.donated, **wishes)
             return found_for(asked, taken_apart=own is None)
-
-
-def asked_for(
-    step: Callable[..., Any],
-    args: Sequence[Any],
-    donated: Collection[int] | None,
-    *,
-    budgets: Any,
-    target: str | Target | None,
-    host_budget: Any,
-    host_reserve: Any,
-    pin: Any,
-    forbid: Any,
-    keep_checkpoint: bool,
-    roll: bool,
-    donate: Any,
-    compiler_options: Any,
-    compiles: Any,
-    cache: Any,
-    progress: _asked.Progress,
-) -> Asked:
-    """What `plans` is asked for a step of arrays: checked, and the step traced.
-
-    **Arguments:** `donated` are the positions that the step's own `jit` donates.
-    """
-    started = time.perf_counter()
-    _asked.check_kinds(pin, forbid, donate, compiler_options, progress)
-    Preferences(pin=pin or {}, forbid=forbid)  # raises before any work is done
-    _asked.check_compiles(compiles, MOST_MISSES)
-    machine = target_for(target, args)
-    limits = _asked.device_budgets(budgets, machine)
-    memory, reserve = _asked.host_budget(host_budget, host_reserve, machine)
-    programs = cache_in(cache)
-    say = _asked.sayer(progress, started)
-    say(f"tracing {getattr(step, '__name__', 'the step')}")
-    machine, specs, recording = traced(step, args, machine, donated)
-    return Asked(
-        step=step,
-        specs=specs,
-        recording=recording,
-        budgets=limits,
-        started=started,
-        machine=machine,
-        host_budget=memory,
-        host_reserve=reserve,
-        pin=pin or {},
-        forbid=forbid,
-        keep_checkpoint=keep_checkpoint,
-        roll=roll,
-        donate=donate,
-        compiler_options=dict(compiler_options or {}),
-        compiles=compiles,
-        cache=programs,
-        say=say,
-    )
 
 
 def found_for(asked: Asked, *, taken_apart: bool) -> tuple[Plan, ...]:

@@ -21,15 +21,12 @@ from collections.abc import Callable, Iterable
 from .._errors import CompileError, OffloadVanishedError, StowaxError
 from .._planner import evaluate
 from .._records._plan import Source
-from .._survey._asked import Asked
+from .._survey._asked import MOST_MISSES, Asked
 from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
 from ._propose import CLEARLY, NEARLY, WORTH, Proposal, Proposer, with_fast_memory
 from ._space import Attempt, Space, asks_for_more, narrower, plain, plain_bytes, unmet
 from ._variants import BESIDE, WHERE_NOTHING_FITS, matching, returned
-
-MOST_MISSES = 4
-"""Programs that are compiled for a plan before one fits."""
 
 _CAUTION = (0.0, 0.5, 2.0, 4.0)
 """Standard deviations added to what a program should need, by how many were too big."""

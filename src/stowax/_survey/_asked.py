@@ -11,6 +11,9 @@ from .._target._program_cache import ProgramCache
 from ._options import wants_row_major
 from ._programs import Programs
 
+MOST_MISSES = 4
+"""Programs that are compiled for a plan before one fits; no `compiles` may be less."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:

@@ -13,7 +13,7 @@ import difflib
 import functools
 import re
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -24,9 +24,11 @@ from .._hardware._figures import Chip
 from .._hardware._gpu_targets import GPU_CHIPS, gpu_target_config
 from .._hardware._hardware import CHIPS, chip_of_kind
 from .._records._calibration import CalibrationRecord
-from ..report import TargetRow, targets_text
 from ._calibration_file import find_calibration
 from ._machine import Target, make_target
+
+if TYPE_CHECKING:
+    from ..report import TargetRow
 
 # Chips per slice -> shape of the slice, from the clouds' lists of configurations.
 _SLICES_2D = {
@@ -171,6 +173,8 @@ class TargetNames(tuple[TargetName, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
+        from ..report import targets_text
+
         return targets_text(_rows(self))
 
     __repr__ = __str__
@@ -335,7 +339,7 @@ def _calibration(devices: Iterable[Any]) -> tuple[CalibrationRecord | None, str 
     )
 
 
-def targets_table() -> list[TargetRow]:
+def targets_table() -> "list[TargetRow]":
     """One row per chip, for printing; the figures are in `row.chip.figures()`.
 
     >>> [row.chip.key for row in targets_table() if "v5p-8" in row.names]
@@ -344,14 +348,16 @@ def targets_table() -> list[TargetRow]:
     return _rows(targets())
 
 
-def _rows(found: Iterable[TargetName]) -> list[TargetRow]:
+def _rows(found: Iterable[TargetName]) -> "list[TargetRow]":
     names: dict[str, list[TargetName]] = {}
     for record in found:
         names.setdefault(record.chip.key, []).append(record)
     return [_row(CHIPS[key], records) for key, records in names.items()]
 
 
-def _row(chip: Chip, records: list[TargetName]) -> TargetRow:
+def _row(chip: Chip, records: list[TargetName]) -> "TargetRow":
+    from ..report import TargetRow
+
     measured, notes = [], []
     for record in records:
         if record.attached:

@@ -317,3 +317,21 @@ def test_the_record_says_what_was_planned_and_with_what():
         assert decision.name
     assert "FITS" in str(found)
     assert "nothing" in str(plan(train, *arguments(), forbid=["recompute"])).lower()
+
+
+@pytest.mark.parametrize("word", ["tracing", "surveying", "compiling"])
+def test_who_is_told_of_progress_can_stop_it(word):
+    """An error of the user's own, not a reason to plan less of the step."""
+
+    told = []
+
+    def cancelled(line):
+        told.append(line)
+        if line.startswith(word) and told.count(line) == 1:
+            raise TimeoutError("enough")
+
+    with pytest.raises(TimeoutError, match="enough") as caught:
+        stowax.plan(train, *arguments(), target="h200", progress=cancelled)
+    note = "stowax: raised by the function that was given as progress"
+    assert caught.value.__notes__ == [note]
+    assert told[-1].startswith(word)

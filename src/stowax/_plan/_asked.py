@@ -4,6 +4,7 @@ One clear error per argument: later the same mistake would come out of JAX, the 
 or the solver, in words of theirs.
 """
 
+import functools
 import re
 import sys
 import time
@@ -173,12 +174,24 @@ def reserve_note(reserve: int, budget: int) -> str:
     )
 
 
+RAISED = "stowax: raised by the function that was given as progress"
+"""The note on an error of a user's, by which planning knows that it is to stop."""
+
+
+def _told(progress: Callable[[str], None], line: str) -> None:
+    try:
+        progress(line)
+    except Exception as error:
+        error.add_note(RAISED)
+        raise
+
+
 def sayer(progress: Progress, started: float) -> Callable[[str], None]:
     """Where lines of progress go: by default standard error, once it takes a while."""
     if progress is False:
         return lambda line: None
     if progress is not None:
-        return progress
+        return functools.partial(_told, progress)
     waiting: list[str] = []
 
     def say(line: str) -> None:

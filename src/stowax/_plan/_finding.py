@@ -26,6 +26,7 @@ from .._step._trace import reading_less
 from .._survey._asked import Asked
 from .._survey._programs import Programs
 from .._units import format_bytes
+from ._asked import RAISED
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,8 @@ def _in_bytes(asked: Asked) -> list[int]:
 
 def _is_the_users(error: Exception) -> bool:
     """Whether an error is about what the user gave, not about a program of ours."""
+    if RAISED in getattr(error, "__notes__", ()):
+        return True
     ours = CompileError, OffloadVanishedError, PlanMismatchError
     return isinstance(error, StowaxError) and not isinstance(error, ours)
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from planner_problems import chain
-from stand_in_search import searching, space, surveyed
+from stand_in_search import Predicted, searching, space, surveyed
 from stowax._planner import policies
 from stowax._search._space import plain
 from stowax._survey._asked import MOST_MISSES
@@ -55,6 +55,24 @@ def test_a_budget_far_below_the_least_costs_one_program(monkeypatch):
     near = with_variants(monkeypatch, int(least / 1.3))
     assert not near.fits(near.run())
     assert len(near.log) == 3  # predictions may err by as much
+
+
+class Large(Predicted):
+    """Predictions of a variant that needs twice what the others do."""
+
+    def predicted(self, decisions):
+        return 2 * super().predicted(decisions)
+
+
+def test_a_variant_that_is_hopeless_costs_no_program(monkeypatch):
+    free, _ = searching(monkeypatch, BODY, 10**6)
+    budget = int(free.propose.least(free.rolled).bytes / 1.3)
+    search = with_variants(monkeypatch, budget)
+    large = space(surveyed(BODY), budget, search.asked, memory=Large)
+    large = dataclasses.replace(large, name="large")
+    search.unopened.append(lambda rolled, budget: large)
+    assert not search.fits(search.run())
+    assert {a.space.name for a in search.log} == {"rolled", "groups", "blocks"}
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ _CAUTION = (0.0, 0.5, 2.0, 4.0)
 """Standard deviations added to what a program should need, by how many were too big."""
 
 _HOPELESS = 1.35
-"""How many times the budget the smallest plan may be predicted to need for a second
+"""How many times the budget the smallest plan may be predicted to need for another
 program to be tried: predictions were up to 31 % above the truth (`_variants`)."""
 
 
@@ -226,8 +226,6 @@ class Search:
         if self.asked.first and self.attempts:
             return None
         least = [self.propose.least(s) for s in self.spaces if s.survey.bodies]
-        if self._planned and all(self._may_need(p) > _HOPELESS for p in least):
-            return None
         known = [p for s in self.spaces for p in self.propose.may_fit(s)]
         left = [p for p in least + known if not self._tried(p) and self._is_open(p)]
         may_fit = [p for p in left if self._may_need(p) <= 1]
@@ -254,9 +252,14 @@ class Search:
         return min(faster, key=_seconds, default=best)
 
     def _is_open(self, proposal: Proposal) -> bool:
-        """Whether what needs least of a variant may fit, or says what its least is."""
+        """Whether what needs least of a variant may fit, or says what its least is.
+
+        Nothing is learned of what is hopeless, once something is compiled.
+        """
         known = [attempt.space for attempt in self._planned]
-        return self._may_need(proposal) <= 1 or proposal.space not in known
+        new = proposal.space not in known
+        most = _HOPELESS if known and new else math.inf if new else 1.0
+        return self._may_need(proposal) <= most
 
     def _may_need(self, proposal: Proposal) -> float:
         """Bytes over the budget, corrected or not: what was learned may be wrong."""

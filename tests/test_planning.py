@@ -1,6 +1,7 @@
 """Unchanged scripts under a budget: `stowax.planning`."""
 
 import functools
+import re
 import sys
 import types
 
@@ -279,6 +280,32 @@ def test_what_is_refused():
     with planning(budget="64KiB"), pytest.raises(MisfitError):
         script()
     assert jax.jit is real
+
+
+def test_a_step_of_scalars_does_not_stop_a_script():
+    """Its share is less than any device has, and nothing can be saved of it."""
+
+    def run():
+        @jax.jit
+        def inner_step(rate):
+            return rate - 0.1 * jax.grad(lambda r: jnp.cos(r) * r)(rate)
+
+        return [float(inner_step(jnp.float32(number))) for number in range(3)]
+
+    expected = run()
+    with planning(budget="30%") as session:
+        assert run() == pytest.approx(expected, rel=1e-6)
+    (note,) = session.notes
+    assert re.fullmatch(
+        r"inner_step runs as it is written: no plan keeps it within 30% of what it "
+        r"takes, [\d.]+ K?i?B, but every device has that",
+        note,
+    )
+    assert not session.refused
+    step = stowax.jit(jax.grad(jnp.cos), budget="30%", target="h200", progress=False)
+    with pytest.raises(MisfitError, match="budget") as caught:
+        step(jnp.float32(1.0))
+    assert not caught.value.plan.fits
 
 
 def test_what_pmap_spreads_is_said_to_run_as_it_is_written():

@@ -7,6 +7,7 @@ command line prints the message alone (exit code 2); a program sees a subclass o
 
 import collections.abc
 import difflib
+from typing import Any
 
 
 class StowaxError(Exception):
@@ -54,7 +55,14 @@ class NothingToPlanError(StepError):
 
 
 class MisfitError(StowaxError, MemoryError):
-    """No plan keeps the step within the budget; the message has the smallest one."""
+    """No plan keeps the step within the budget; the message has the smallest one.
+
+    `plan` is what needs the least of all that was tried, to look at.
+    """
+
+    def __init__(self, message: str, plan: Any = None):
+        self.plan = plan
+        super().__init__(message)
 
 
 class PlanMismatchError(StowaxError, ValueError):

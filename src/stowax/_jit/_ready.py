@@ -79,7 +79,7 @@ def under(
     **Raises:** `MisfitError` for a plan that does not keep its budget.
     """
     if not plan.fits:
-        raise MisfitError(why_it_does_not_fit(plan))
+        raise MisfitError(why_it_does_not_fit(plan), plan)
     overwrites = taken.donated is None and plan.program.donate_argnums
     return Ready(
         plan=plan,

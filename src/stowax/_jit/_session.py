@@ -20,14 +20,18 @@ import jax
 
 from .. import _jax
 from .._calling._known import NO_PROGRAM, Known, KnownStep, known
-from .._errors import ArgumentError, StepError, StowaxError
+from .._errors import ArgumentError, MisfitError, StepError, StowaxError
 from .._mark import current, noticing
 from .._plan._plan import Plan
+from .._units import format_bytes, parse_share
 from . import _equinox
 from ._planned import Planned
 from ._wishes import Given, Wishes, given_plan, wished
 
 _JAXS_OWN = ("jax.", "jaxlib.", "stowax.")
+_LITTLE = 2**20
+"""Bytes. A share of a step that is less is no reason to stop a script."""
+
 _ASKS_FOR_A_TYPE = "equinox._module."  # and never calls what `jax.pmap` returns
 
 # The step that may turn out to differentiate in the trace that is under way.
@@ -187,17 +191,35 @@ class _Step(KnownStep):
         try:
             return call(*args, **kwargs)
         except StepError as error:
-            session.leave(f"{self.__name__} runs as it is written: {error}")
-            self._left.add(planned.kind(args, kwargs))
-            return plainly(*args, **kwargs)
-        except StowaxError:
-            session.refused = True
-            raise
+            why = str(error)
+        except StowaxError as error:
+            if (why := _too_little(error, session.wishes)) is None:
+                session.refused = True
+                raise
+        session.leave(f"{self.__name__} runs as it is written: {why}")
+        self._left.add(planned.kind(args, kwargs))
+        return plainly(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_original":  # of an object that is not made yet
             raise AttributeError(name)
         return getattr(self._original, name)
+
+
+def _too_little(error: StowaxError, wishes: Wishes) -> str | None:
+    """Why a step that keeps no share of what it takes may run all the same.
+
+    A script has small steps beside the one that somebody wants in less memory.
+    """
+    share = parse_share(wishes.budget, "budget")
+    if not isinstance(error, MisfitError) or share is None or error.plan is None:
+        return None
+    if (least := error.plan.budget_bytes) > _LITTLE:
+        return None
+    return (
+        f"no plan keeps it within {100 * share:.4g}% of what it takes, "
+        f"{format_bytes(least)}, but every device has that"
+    )
 
 
 def _watched(fun: Any, step: _Step) -> Callable[..., Any]:

@@ -77,6 +77,7 @@ def asked_for(**wishes):
         "machine": GPU,
         "cache": None,
         "said": [],
+        "given_bytes": 0,
     }
     asked = types.SimpleNamespace(**known | wishes)
     asked.say = asked.said.append

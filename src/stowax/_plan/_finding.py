@@ -10,8 +10,6 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-import jax
-
 from .._errors import (
     CompileError,
     OffloadVanishedError,
@@ -21,7 +19,6 @@ from .._errors import (
 from .._records._stages import least_bytes
 from .._search._loop import Search
 from .._search._space import Attempt, plain, rolled_space, unsurveyed_space
-from .._state._shards import device_bytes
 from .._step._trace import reading_less
 from .._survey._asked import Asked
 from .._survey._programs import Programs
@@ -121,8 +118,7 @@ def _find(asked: Asked, budgets: Sequence[int]) -> list[Found]:
 
 def search_for(asked: Asked, budget: int, before: Search | None = None) -> Search:
     """A search for a budget; of what another one knows it has the programs."""
-    state = sum(device_bytes(spec) for spec in jax.tree.leaves(asked.specs))
-    least = least_bytes(budget, state)
+    least = least_bytes(budget, asked.given_bytes)
     known = [] if before is None else before.attempts
     if before is None or before.rolled.survey.least_bytes != least:
         rolled = rolled_space(asked, budget, least)

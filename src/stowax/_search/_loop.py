@@ -185,7 +185,8 @@ class Search:
         fitting = list(filter(self.fits, planned))
         if not fitting:
             most = MOST_MISSES + len(self.spaces) - 1
-            return self._first() if len(planned) < most else None
+            left = most - len(planned)
+            return self._first(last=left == 1) if left > 0 else None
         best = min(fitting, key=lambda a: a.measured.step_seconds)
         ways = [with_fast_memory(best)] if goes_on else []
         if goes_on or (len(fitting) == 1 and len(planned) <= MOST_MISSES):
@@ -211,13 +212,16 @@ class Search:
         """Planned programs of its own, compiled now or for another budget."""
         return [a for a in (*self.log, *self.taken) if a.decisions is not None]
 
-    def _first(self) -> Proposal | None:
-        """The fastest that is expected to fit, what else may, what needs the least."""
+    def _first(self, *, last: bool) -> Proposal | None:
+        """The fastest that is expected to fit, what else may, what needs the least.
+
+        The `last` program needs the least: more was too much again and again.
+        """
         self.asked.say(f"deciding on plan {len(self.log) + 1}")  # may take a minute
         caution = _CAUTION[min(len(self._planned), len(_CAUTION) - 1)]
         if len(self._planned) > 1:
             self._opened()
-        spaces = self.spaces
+        spaces = [] if last else self.spaces
         while spaces:
             spaces = [space for space in spaces if space.survey.bodies]
             if (best := self._fastest(spaces, caution)) is not None:
@@ -371,11 +375,17 @@ class Search:
                 return
 
     def _count_written(self) -> None:
-        """Counts the step as it is, where known: it may need the least of all."""
+        """Counts the step as it is, where nothing else fits: it may need the least.
+
+        What was predicted of it may be far too much: XLA fuses what it can.
+        """
         known = [a.donated for a in self.log if a.decisions is None]
         for donate in self.asked.written.keys() - known:
             if self.rolled.may_donate or not donate:
                 self.compile_plain(donate=donate)
+        may_fit = not self.asked.first and self.asked.given_bytes <= self.budget
+        if may_fit and not known and not self.asked.written:
+            self.compile_plain(donate=self.rolled.may_donate)
 
     def compile_plain(self, *, donate: bool) -> Attempt:
         """The step as it is, compiled, or as it was for another search."""

@@ -52,6 +52,7 @@ from ._marked import (
 )
 from ._replay import Replay, always, as_is
 from ._roles import observe
+from ._unread import without_unread
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +171,7 @@ def record_step(
     return Recording(
         name=_name(step),
         jaxpr=jaxpr,
-        calls=tuple(recorder.calls),
+        calls=without_unread(jaxpr, recorder.calls),
         inputs=structure,
         outputs=seen["outputs"],
         paths=seen["paths"],

@@ -4,7 +4,10 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from .._records._stages import Options
+from .._state._shards import device_bytes
 from .._step._recording import Recording
 from .._target._machine import Target
 from .._target._program_cache import ProgramCache
@@ -49,6 +52,11 @@ class Asked:
     first: bool = False
     written: dict[bool, Any] = dataclasses.field(default_factory=dict)
     programs: Programs = dataclasses.field(default_factory=Programs)
+
+    @property
+    def given_bytes(self) -> int:
+        """Bytes per device of what the step is given."""
+        return sum(map(device_bytes, jax.tree.leaves(self.specs)))
 
     @property
     def options(self) -> Options:

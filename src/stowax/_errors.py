@@ -7,7 +7,7 @@ command line prints the message alone (exit code 2); a program sees a subclass o
 
 import collections.abc
 import difflib
-from typing import Any
+import typing
 
 
 class StowaxError(Exception):
@@ -60,7 +60,7 @@ class MisfitError(StowaxError, MemoryError):
     `plan` is what needs the least of all that was tried, to look at.
     """
 
-    def __init__(self, message: str, plan: Any = None):
+    def __init__(self, message: str, plan: typing.Any = None):
         self.plan = plan
         super().__init__(message)
 

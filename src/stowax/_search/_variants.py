@@ -13,7 +13,7 @@ from .._errors import ArgumentError
 from .._layers._stack import Stack, moves
 from .._records._stages import Options, Problem
 from .._state._shards import device_bytes
-from .._state._state import search_state
+from .._state._state import has_host_memory, search_state
 from .._step._trace import Step, TracedStack, available
 from .._survey._groups import best_group, is_open
 from .._survey._options import wants_early_gradients
@@ -331,6 +331,8 @@ def finer(rolled: Space, budget: int) -> Space | None:
     Their copies take longer than their bytes say.
     """
     own, asked = rolled.survey, rolled.asked
+    if not has_host_memory(asked.machine):
+        return None
     small = BlockSize.least(own.least_bytes).leaf_bytes
     sizes = [device_bytes(spec) for spec in jax.tree.leaves(asked.specs)]
     # One of them may have a gradient that waits for it, of its size.

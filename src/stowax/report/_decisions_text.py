@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .._records._plan import DecisionRecord, PlanRecord, StackRecord
 from .._units import format_bytes, format_ratio, format_seconds
-from ._layout import count_of, cut, cut_path, lines_of, short_source, table
+from ._layout import count_of, cut, cut_paths, lines_of, short_source, table
 
 _SEGMENTS = "segments"
 """Stands for the names of all segments: they are one block of the text."""
@@ -160,7 +160,7 @@ def _drawn_groups(
     # Indent, decision, size and number of arrays, with the gaps between the columns.
     room = width - 2 - 11 - 12 - 2 - max(len(f"{g.arrays} ×") for g in groups)
     room_for_name = room * 2 // 5 if wide else room
-    names = [cut_path(group.name, room_for_name) for group in groups]
+    names = cut_paths([group.name for group in groups], room_for_name)
     if wide:
         room -= max(map(len, names)) + 2
     rows = []

@@ -6,6 +6,7 @@ would swallow without a word.
 """
 
 import io
+import itertools
 import os
 import re
 import shutil
@@ -16,6 +17,8 @@ NARROWEST, WIDEST = 60, 160
 """Narrower than this no table holds together; wider, no line can be followed."""
 
 Align = Literal["left", "right"]
+
+_TURNS = 3  # parameters, moments; then which moment
 
 
 def text_width(width: int | None) -> int:
@@ -123,13 +126,43 @@ def cut_path(text: str, width: int) -> str:
     >>> cut_path("args[1]['opt_state'][0]['mu']['head']['kernel'].value", 42)
     "args[1]…[0]['mu']['head']['kernel'].value"
     """
-    parts = re.findall(r"\[[^\]]*\]|\.?[^.\[]+", text)
+    parts = _parts(text)
     if "[" not in text or len(text) <= width or len(parts) < 4:
         return cut(text, width)
-    start, rest = "".join(parts[:2]), parts[2:]
+    return _without_middle("".join(parts[:2]), parts[2:], width)
+
+
+def cut_paths(texts: Sequence[str], width: int) -> list[str]:
+    """Each as `cut_path` has it; those that would look alike keep where they differ.
+
+    >>> paths = [f"args[0].{name}['block']['dense']['kernel']" for name in ("m", "v")]
+    >>> cut_paths([path.replace(".", ".opt[0].") for path in paths], 32)
+    ["args[0]….m…['dense']['kernel']", "args[0]….v…['dense']['kernel']"]
+    """
+    found = [cut_path(text, width) for text in texts]
+    for _ in range(_TURNS):
+        for short in {text for text in found if found.count(text) > 1}:
+            alike = [i for i, each in enumerate(found) if each == short]
+            parts = [_parts(texts[i]) for i in alike]
+            columns = enumerate(itertools.zip_longest(*parts))
+            first = next((k for k, column in columns if len({*column}) > 1), 0)
+            for i, own in zip(alike, parts, strict=True):
+                if 2 <= first < len(own):
+                    start = f"{''.join(own[:2])}{'…' if first > 2 else ''}{own[first]}"
+                    found[i] = _without_middle(start, own[first + 1 :], width)
+    return found
+
+
+def _parts(path: str) -> list[str]:
+    return re.findall(r"\[[^\]]*\]|\.?[^.\[]+", path)
+
+
+def _without_middle(start: str, rest: list[str], width: int) -> str:
+    """A path's start and as much of its end as there is room for."""
+    whole = len(rest)
     while len(rest) > 1 and len(start) + 1 + sum(map(len, rest)) > width:
         rest = rest[1:]
-    return cut(f"{start}…{''.join(rest)}", width)
+    return cut(f"{start}{'…' if len(rest) < whole else ''}{''.join(rest)}", width)
 
 
 def or_dash(form: Callable[[Any], str], value: Any) -> str:

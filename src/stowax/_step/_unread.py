@@ -17,9 +17,13 @@ from ._marked import BACKWARD, FORWARD, PLAIN, TICKET
 
 
 def without_unread(jaxpr: Any, calls: Sequence[Call]) -> tuple[Call, ...]:
-    """The calls of a recorded step; what it does not read of one is a zero in place."""
+    """The calls of a recorded step; what it does not read of one is a zero in place.
+
+    What is read for nothing counts as read: it is evaluated, and would meet the zero.
+    It stays, as `_checks` looks there for steps that learn nothing.
+    """
     read: dict[int, set[int]] = {}
-    _note_read(_jax.needed_part(jaxpr), read)
+    _note_read(_jax.open_jaxpr(jaxpr), read)
     return tuple(
         _without(call, read[number]) if number in read else call
         for number, call in enumerate(calls)

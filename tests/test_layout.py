@@ -1,7 +1,12 @@
-"""Names in tables that are too long for their column."""
+"""What things are called in tables: names that are too long, and stacks."""
+
+import dataclasses
 
 import pytest
 
+from plan_parts import changed
+from report_records import PLAN, STACK
+from stowax.report import plan_text
 from stowax.report._layout import cut_path, cut_paths
 
 STATE = [
@@ -31,3 +36,20 @@ def test_names_that_are_alike_stay_so():
     names = [f"dot_general model.py:104 in Sequential/{n}" for n in ("up", "down")]
     assert cut_paths(names, 24) == [cut_path(names[0], 24)] * 2
     assert cut_paths(names, 60) == names
+
+
+def test_segments_have_one_name_and_take_no_number_from_layers():
+    named = ("layers", False), ("first", True), ("heads", False), ("last", True)
+    stacks = tuple(
+        dataclasses.replace(STACK, name=name, segment=segment)
+        for name, segment in named
+    )
+    binding = [f"device memory in the backward pass of {name}" for name, _ in named]
+    text = plan_text(changed(PLAN, stacks=stacks, binding=tuple(binding)), 160)
+    assert (
+        "limited by  device memory in the backward pass of model.py:88 #1, device "
+        "memory in the backward pass of straight-line code, device memory in the "
+        "backward pass of model.py:88 #2"
+    ) in " ".join(line.strip() for line in text.splitlines())
+    one = changed(PLAN, stacks=stacks[:2], binding=tuple(binding[:2]))
+    assert "backward pass of model.py:88, device" in plan_text(one, 160)

@@ -17,6 +17,9 @@ from ._layout import count_of, cut, cut_paths, lines_of, short_source, table
 _SEGMENTS = "segments"
 """Stands for the names of all segments: they are one block of the text."""
 
+_STRAIGHT = "straight-line code"
+"""What the text calls them."""
+
 _LEAST_GROUPS = 3  # shown per stack, however little room there is: one per decision
 _WIDE = 110  # from here on a decision and its reason share a line
 
@@ -68,18 +71,23 @@ def decision_lines(record: PlanRecord, width: int, room: int) -> list[str]:
 def stack_titles(record: PlanRecord) -> dict[str, str]:
     """What each stack is called here: its source line; its own name is a fingerprint.
 
+    Segments are one block of the text, and have one name.
+
     >>> stack_titles(plan)  # doctest: +SKIP
     {'501e0c86.0-7f': 'model.py:88'}
     """
     titles = {
         stack.name: short_source(stack.source) or f"stack {number}"
         for number, stack in enumerate(record.program.stacks, start=1)
+        if not stack.segment
     }
     shared = collections.Counter(titles.values())
-    return {
-        name: title if shared[title] == 1 else f"{title} #{number}"
-        for number, (name, title) in enumerate(titles.items(), start=1)
-    }
+    found = {stack.name: _STRAIGHT for stack in record.program.stacks}
+    counted = collections.Counter[str]()
+    for name, title in titles.items():
+        counted[title] += 1
+        found[name] = title if shared[title] == 1 else f"{title} #{counted[title]}"
+    return found
 
 
 def _stack_header(title: str, stack: StackRecord | None, width: int) -> list[str]:
@@ -107,7 +115,7 @@ def _segments_header(segments: Sequence[StackRecord], width: int) -> list[str]:
     forward = format_seconds(sum(stack.forward_seconds for stack in segments))
     backward = format_seconds(sum(stack.backward_seconds for stack in segments))
     return lines_of(
-        f"straight-line code, {count_of(len(segments), 'segment')}; "
+        f"{_STRAIGHT}, {count_of(len(segments), 'segment')}; "
         f"forward {forward}, backward {backward}",
         width,
     )

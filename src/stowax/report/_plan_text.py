@@ -282,10 +282,12 @@ def _bound(search: SearchRecord) -> str:
 
 
 def _binding(record: PlanRecord) -> str:
-    text = ", ".join(record.search.binding)
-    for name, title in stack_titles(record).items():
-        text = text.replace(name, title)
-    return text
+    titles, said = stack_titles(record), list[str]()
+    for text in record.search.binding:
+        for name, title in titles.items():
+            text = text.replace(name, title)
+        said.append(text)
+    return ", ".join(dict.fromkeys(said))
 
 
 def _left_by_choice(record: PlanRecord) -> bool:

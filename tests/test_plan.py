@@ -317,6 +317,8 @@ def test_the_record_says_what_was_planned_and_with_what():
         assert decision.name
     assert "FITS" in str(found)
     assert "nothing" in str(plan(train, *arguments(), forbid=["recompute"])).lower()
+    still = plan(train, *arguments(), budget=found.budget_bytes, forbid=["offload"])
+    assert not any("offload" in b.name for b in still.search.baselines)
 
 
 @pytest.mark.parametrize("word", ["tracing", "surveying", "compiling"])

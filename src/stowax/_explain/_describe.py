@@ -160,6 +160,8 @@ def baseline_records(
             evaluation = evaluate(problem, decisions)
         except ValueError:
             continue  # a policy that names what cannot be computed again
+        if "offload" in name and not evaluation.host_bytes:
+            continue  # nothing of it may move
         device = space.memory.expected(decisions)
         records.append(
             Baseline(

@@ -32,7 +32,7 @@ _CAUTION = (0.0, 0.5, 2.0, 4.0)
 """Standard deviations added to what a program should need, by how many were too big."""
 
 _HOPELESS = 1.35
-"""How many times the budget the smallest plan may be predicted to need for another
+"""How many times the budget the smallest plan may be predicted to need for a second
 program to be tried: predictions were up to 31 % above the truth (`_variants`)."""
 
 
@@ -213,10 +213,7 @@ class Search:
         return [a for a in (*self.log, *self.taken) if a.decisions is not None]
 
     def _first(self, *, last: bool) -> Proposal | None:
-        """The fastest that is expected to fit, what else may, what needs the least.
-
-        The `last` program needs the least: more was too much again and again.
-        """
+        """The fastest that should fit, or what else may; at `last` what needs least."""
         self.asked.say(f"deciding on plan {len(self.log) + 1}")  # may take a minute
         caution = _CAUTION[min(len(self._planned), len(_CAUTION) - 1)]
         if len(self._planned) > 1:
@@ -230,6 +227,8 @@ class Search:
         if self.asked.first and self.attempts:
             return None
         least = [self.propose.least(s) for s in self.spaces if s.survey.bodies]
+        if self._planned and all(self._may_need(p) > _HOPELESS for p in least):
+            return None
         known = [p for s in self.spaces for p in self.propose.may_fit(s)]
         left = [p for p in least + known if not self._tried(p) and self._is_open(p)]
         may_fit = [p for p in left if self._may_need(p) <= 1]
@@ -258,12 +257,13 @@ class Search:
     def _is_open(self, proposal: Proposal) -> bool:
         """Whether what needs least of a variant may fit, or says what its least is.
 
-        Nothing is learned of what is hopeless, once something is compiled.
+        Of a variant that is hopeless, and needs more than a known program, nothing is.
         """
-        known = [attempt.space for attempt in self._planned]
-        new = proposal.space not in known
-        most = _HOPELESS if known and new else math.inf if new else 1.0
-        return self._may_need(proposal) <= most
+        needed, known = self._may_need(proposal), self._planned
+        if any(attempt.space == proposal.space for attempt in known):
+            return needed <= 1
+        best = min((a.measured.compiled_bytes for a in known), default=math.inf)
+        return needed <= max(_HOPELESS, best / self.budget)
 
     def _may_need(self, proposal: Proposal) -> float:
         """Bytes over the budget, corrected or not: what was learned may be wrong."""

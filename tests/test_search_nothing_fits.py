@@ -64,15 +64,18 @@ class Large(Predicted):
         return 2 * super().predicted(decisions)
 
 
-def test_a_variant_that_is_hopeless_costs_no_program(monkeypatch):
+@pytest.mark.parametrize(("size", "is_open"), [(1.0, False), (3.0, True)])
+def test_a_variant_that_is_hopeless_costs_no_program(monkeypatch, size, is_open):
+    """Unless it is predicted to need less than what is known."""
     free, _ = searching(monkeypatch, BODY, 10**6)
     budget = int(free.propose.least(free.rolled).bytes / 1.3)
-    search = with_variants(monkeypatch, budget)
+    search = with_variants(monkeypatch, budget, size=size)
     large = space(surveyed(BODY), budget, search.asked, memory=Large)
     large = dataclasses.replace(large, name="large")
     search.unopened.append(lambda rolled, budget: large)
     assert not search.fits(search.run())
     assert {a.space.name for a in search.log} == {"rolled", "groups", "blocks"}
+    assert search._is_open(search.propose.least(large)) == is_open
 
 
 @pytest.mark.slow

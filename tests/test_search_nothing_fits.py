@@ -6,6 +6,7 @@ import pytest
 
 from planner_problems import chain
 from stand_in_search import Predicted, searching, space, surveyed
+from stowax._errors import CompileError
 from stowax._planner import policies
 from stowax._search._space import plain
 from stowax._survey._asked import MOST_MISSES
@@ -117,3 +118,26 @@ def test_recomputing_all_is_tried_where_the_model_errs_about_it(monkeypatch):
         lambda self, d: 1 if d == policy else predicted(d),
     )
     assert search.propose.least(rolled).decisions == policy
+
+
+@pytest.mark.parametrize("most", [None, 4])
+def test_the_step_as_it_is_is_compiled_before_nothing_is_said_to_fit(monkeypatch, most):
+    """Whatever was predicted of it, but within the compiles that were allowed."""
+    wishes = {"may_stay": True, "plain": (BUDGET // 2, 1.0), "compiles": most}
+    monkeypatch.setattr("stowax._search._loop.plain_bytes", lambda *_, **__: 10**9)
+    search, compiler = searching(monkeypatch, BODY, BUDGET, size=20.0, **wishes)
+    best = search.run()
+    assert search.fits(best) == (best.decisions is None)
+    assert most is None or len(compiler.compiled) <= most
+    assert most is not None or search.fits(best)
+
+
+def test_a_step_that_does_not_compile_as_it_is_costs_no_plan(monkeypatch):
+    def refuses(decisions, options):
+        if decisions is None:
+            raise CompileError("no")
+
+    monkeypatch.setattr("stowax._search._loop.plain_bytes", lambda *_, **__: 10**9)
+    wishes = {"may_stay": True, "refuses": refuses}
+    search, _ = searching(monkeypatch, BODY, BUDGET, size=20.0, **wishes)
+    assert search.run().decisions is not None

@@ -29,10 +29,10 @@ from ._planned import Planned
 from ._wishes import Given, Wishes, given_plan, wished
 
 _JAXS_OWN = ("jax.", "jaxlib.", "stowax.")
+_ASKS_FOR_A_TYPE = "equinox._module."  # and never calls what `jax.pmap` returns
+
 _LITTLE = 2**20
 """Bytes. A share of a step that is less is no reason to stop a script."""
-
-_ASKS_FOR_A_TYPE = "equinox._module."  # and never calls what `jax.pmap` returns
 
 # The step that may turn out to differentiate in the trace that is under way.
 _deciding: contextvars.ContextVar["_Step | None"] = contextvars.ContextVar(

@@ -179,6 +179,7 @@ RAISED = "stowax: raised by the function that was given as progress"
 
 
 def _told(progress: Callable[[str], None], line: str) -> None:
+    """Tells the user's function; what that raises is marked as theirs."""
     try:
         progress(line)
     except Exception as error:

@@ -14,6 +14,7 @@ hand that should beat it clearly are, too, and on a TPU the best with more fast 
 `compiles` goes on. What the compiler refuses stays, and the rest is proposed anew.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
@@ -184,8 +185,7 @@ class Search:
         planned = self._planned
         fitting = list(filter(self.fits, planned))
         if not fitting:
-            most = MOST_MISSES + len(self.spaces) - 1
-            left = most - len(planned)
+            left = MOST_MISSES + len(self.spaces) - 1 - len(planned)
             return self._first(last=left == 1) if left > 0 else None
         best = min(fitting, key=lambda a: a.measured.step_seconds)
         ways = [with_fast_memory(best)] if goes_on else []
@@ -255,14 +255,12 @@ class Search:
         return min(faster, key=_seconds, default=best)
 
     def _is_open(self, proposal: Proposal) -> bool:
-        """Whether what needs least of a variant may fit, or says what its least is.
-
-        Of a variant that is hopeless, and needs more than a known program, nothing is.
-        """
+        """Whether what needs least of a variant may fit, or says what its least is."""
         needed, known = self._may_need(proposal), self._planned
         if any(attempt.space == proposal.space for attempt in known):
             return needed <= 1
         best = min((a.measured.compiled_bytes for a in known), default=math.inf)
+        # What is hopeless, and needs more than a known program, teaches nothing.
         return needed <= max(_HOPELESS, best / self.budget)
 
     def _may_need(self, proposal: Proposal) -> float:
@@ -375,17 +373,16 @@ class Search:
                 return
 
     def _count_written(self) -> None:
-        """Counts the step as it is, where nothing else fits: it may need the least.
-
-        What was predicted of it may be far too much: XLA fuses what it can.
-        """
+        """Counts the step as it is: it may need the least, whatever was predicted."""
         known = [a.donated for a in self.log if a.decisions is None]
         for donate in self.asked.written.keys() - known:
             if self.rolled.may_donate or not donate:
                 self.compile_plain(donate=donate)
-        may_fit = not self.asked.first and self.asked.given_bytes <= self.budget
-        if may_fit and not known and not self.asked.written:
-            self.compile_plain(donate=self.rolled.may_donate)
+        allowed = self.calls < (self.asked.compiles or math.inf)
+        may_fit = self.asked.given_bytes <= self.budget and not self.asked.first
+        if allowed and may_fit and not known and not self.asked.written:
+            with contextlib.suppress(CompileError):
+                self.compile_plain(donate=self.rolled.may_donate)
 
     def compile_plain(self, *, donate: bool) -> Attempt:
         """The step as it is, compiled, or as it was for another search."""

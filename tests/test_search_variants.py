@@ -6,8 +6,8 @@ import types
 import pytest
 
 from planner_problems import chain
-from stand_in_search import searching, space, surveyed
-from stowax._search import _variants
+from stand_in_search import Predicted, searching, space, surveyed
+from stowax._search import _loop, _variants
 
 BODY = chain(count=10, bytes=8, needed=(1, 2, 3), forward_seconds=3.0)
 BUDGET = 250
@@ -29,6 +29,26 @@ def test_variants_are_opened_only_where_nothing_is_expected_to_fit(monkeypatch):
     search.run()
     assert opened == [30, 30]
     assert search.unopened
+
+
+class Half(Predicted):
+    """Predictions of a variant that needs half of what the others do."""
+
+    def predicted(self, decisions):
+        return super().predicted(decisions) // 2
+
+
+def test_smaller_arrays_leave_what_needs_the_least_too(monkeypatch):
+    """Not only loops: what is left of those may be much more."""
+    asked = []
+    finer = lambda known, budget: asked.append(known.name)
+    monkeypatch.setattr(_loop, "finer", finer)
+    search, _ = searching(monkeypatch, BODY, 30)
+    half = space(surveyed(BODY), 30, search.asked, memory=Half)
+    half = dataclasses.replace(half, name="half")
+    search.unopened = [lambda rolled, budget: half, finer]
+    search.run()
+    assert asked == ["rolled", "half"]
 
 
 def expecting(monkeypatch, *proposals):

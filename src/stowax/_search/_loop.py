@@ -27,7 +27,7 @@ from .._trial._compiled import compile_and_read, outcome
 from ._correction import stalls_of
 from ._propose import CLEARLY, NEARLY, WORTH, Proposal, Proposer, with_fast_memory
 from ._space import Attempt, Space, asks_for_more, narrower, plain, plain_bytes, unmet
-from ._variants import BESIDE, WHERE_NOTHING_FITS, matching, returned
+from ._variants import BESIDE, WHERE_NOTHING_FITS, finer, matching, returned
 
 _CAUTION = (0.0, 0.5, 2.0, 4.0)
 """Standard deviations added to what a program should need, by how many were too big."""
@@ -271,10 +271,16 @@ class Search:
     def _opened(self) -> list[Space]:
         """The next variant that there is, opened; one name is one program."""
         while self.unopened and not self._stays_intact:
-            space = self.unopened.pop(0)(self.rolled, self.budget)
-            if space is not None and all(s.name != space.name for s in self.spaces):
-                self.spaces.append(space)
-                return [space]
+            variant, known = self.unopened.pop(0), [self.rolled]
+            if variant is finer:  # of what needs the least, too
+                spaces = [space for space in self.spaces if space.survey.bodies]
+                spaces.sort(key=lambda space: self.propose.least(space).bytes)
+                known += [space for space in spaces[:1] if space is not self.rolled]
+            found = [variant(space, self.budget) for space in known]
+            names = [space.name for space in self.spaces]
+            if new := [s for s in found if s is not None and s.name not in names]:
+                self.spaces += new
+                return new
         return []
 
     def _tried(self, proposal: Proposal) -> bool:
@@ -289,17 +295,16 @@ class Search:
         **Raises:** the compiler's refusal if there is nothing that could stay.
         """
         space, decisions = proposal.space, proposal.decisions
-        survey = space.survey
         for known in self.known:
-            if proposal.is_same(known) and known.space.survey is survey:
+            if proposal.is_same(known) and known.space.survey is space.survey:
                 self.taken.append(dataclasses.replace(known, space=space))
                 self._learn(self.taken[-1])
                 return
-        number = len(self.log) + 1
-        most = f" (at most {self.asked.compiles})" if self.asked.compiles else ""
+        number, most = len(self.log) + 1, self.asked.compiles
         if proposal.what:
             self.asked.say(proposal.what)
-        self.asked.say(f"compiling plan {number}{most}")
+        at_most = f" (at most {most})" if most else ""
+        self.asked.say(f"compiling plan {number}{at_most}")
         self.calls += 1
         correction = space.memory.excess(decisions)
         try:
@@ -346,8 +351,7 @@ class Search:
         line = str(error).splitlines()[0][:300]
         if any(map(self.fits, self.log)):
             self.asked.say(f"a change of the plan is left out: {line}")
-            self.left_out.append(proposal)
-            return
+            return self.left_out.append(proposal)
         space = narrower(proposal.space, error)
         if space is None:
             self.spaces = [s for s in self.spaces if s is not proposal.space]
@@ -365,9 +369,8 @@ class Search:
         for donate in (True,) if donates else (False, True):
             if donate and not donates and not self.rolled.may_donate:
                 continue
-            if donate in written:
-                may_fit = self.fits(written[donate])
-            else:
+            may_fit = donate in written and self.fits(written[donate])
+            if donate not in written:
                 may_fit = plain_bytes(self.rolled, donate=donate) <= self.budget
             if may_fit and self.fits(self.compile_plain(donate=donate)):
                 return

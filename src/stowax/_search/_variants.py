@@ -21,7 +21,7 @@ from .._survey._survey import Survey
 from .._survey._take import take_survey
 from .._update._blocks import BlockSize
 from ._correction import Memory
-from ._space import Space, new_space, rolled_space, unmet
+from ._space import Space, new_space, unmet
 
 _PART = 0.1
 """Part of what backward passes read that is worth planning outside of layers."""
@@ -325,12 +325,12 @@ def returned_tight(rolled: Space, budget: int) -> Space | None:
     return None if space is None else tight(space, budget)
 
 
-def finer(rolled: Space, budget: int) -> Space | None:
-    """Small arrays may be offloaded, too, where they could make it fit.
+def finer(known: Space, budget: int) -> Space | None:
+    """Small arrays may be offloaded, too, where they could make a variant fit.
 
     Their copies take longer than their bytes say.
     """
-    own, asked = rolled.survey, rolled.asked
+    own, asked = known.survey, known.asked
     if not has_host_memory(asked.machine):
         return None
     small = BlockSize.least(own.least_bytes).leaf_bytes
@@ -338,17 +338,21 @@ def finer(rolled: Space, budget: int) -> Space | None:
     # One of them may have a gradient that waits for it, of its size.
     freed = 2 * sum(size for size in sizes if size < small)
     least = own.least_bytes // _FINER
-    needed = min(map(rolled.memory.expected, rolled.least), default=own.reserved_bytes)
-    if asked.donate is False or rolled.refusals or not least or needed - freed > budget:
+    needed = min(map(known.memory.expected, known.least), default=own.reserved_bytes)
+    if asked.donate is False or known.refusals or not least or needed - freed > budget:
         return None
     asked.say("nothing fits: smaller arrays may be offloaded, too")
-    space = rolled_space(asked, budget, least)
-    return dataclasses.replace(space, name="smaller arrays, too")
+    small_too = dataclasses.replace(own, least_bytes=least)
+    survey = _surveyed(small_too, own.options, gradients_on_host=own.gradients_on_host)
+    free = dataclasses.replace(survey, tight=own.tight)
+    space = new_space(f"{known.name}, smaller arrays, too", asked, budget, free)
+    space.memory.plain = known.memory.mean_excess()
+    return space
 
 
 Variant = Callable[[Space, int], Space | None]
 """Of the rolled variant and a budget, another one under a name of its own, or `None`
-where it would be no other program.
+where it would be no other program. `finer` is asked of what needs the least, too.
 
 One that surveys anew is a `new_space`; one that does not comes of `Space.afresh`, with
 a `Memory` whose predictions and programs are its own. Compiler options come of the

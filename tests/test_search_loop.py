@@ -6,7 +6,7 @@ import pytest
 
 import stand_in_search
 from planner_problems import chain
-from stand_in_search import TPU, offloaded, searching, space, surveyed
+from stand_in_search import TPU, Predicted, offloaded, searching, space, surveyed
 from stowax._errors import CompileError, OffloadVanishedError
 from stowax._planner import evaluate, policies
 from stowax._search import _propose
@@ -158,6 +158,20 @@ def test_a_plan_that_people_beat_by_hand_is_not_the_last(monkeypatch, just_fits)
 
 
 @pytest.mark.slow
+def test_what_should_fit_is_not_left_out_where_the_model_errs(monkeypatch):
+    """A prediction says more of a program than the difference that the model sees."""
+    search, _ = searching(monkeypatch, BODY, BUDGET)
+    best = search.run()
+    memory = search.rolled.memory
+    kept = policies(search.rolled.problem(BUDGET))["keep all"]
+    other = [(search.rolled, kept, 1.0)]
+    memory.predictions[kept] = 10, 0  # bytes of the device, of the host
+    monkeypatch.setattr(Predicted, "predicted", lambda self, d: self.predictions[d][0])
+    assert not [*search.propose._hopeful(best, other)]
+    memory.proposed.add(kept)
+    assert [p.decisions for p in search.propose._hopeful(best, other)] == [kept]
+
+
 def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
     search, _ = searching(monkeypatch, BODY, BUDGET, compiles=12, size=1.4)
     best = search.run()

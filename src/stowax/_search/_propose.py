@@ -341,10 +341,7 @@ class Proposer:
     def _hopeful(
         self, best: Attempt, others: Iterable[_Candidate]
     ) -> Iterator[Proposal]:
-        """Those that may be faster, and should fit: what is expected first, first.
-
-        Of programs of other variants not even the model's reserves are alike.
-        """
+        """Those that may be faster, and should fit: what is expected first, first."""
         own, base = best.space, self._evaluated(best)
         found: list[tuple[float, _Candidate]] = []
         for space, decisions, far in others:
@@ -353,7 +350,9 @@ class Proposer:
             except ValueError:  # something cannot be computed again
                 continue
             room = self.budget * far - best.measured.compiled_bytes
-            fits = mine.device_bytes - base.device_bytes <= room or space is not own
+            # Of another variant's programs not even the model's reserves are alike.
+            predicted = space is not own or decisions in space.memory.proposed
+            fits = predicted or mine.device_bytes - base.device_bytes <= room
             fits = fits and mine.host_bytes <= space.asked.host_budget
             if fits and not _is_slower(best, base, space, mine):
                 expected = _expected(best, base, space, mine)

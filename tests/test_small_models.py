@@ -13,6 +13,7 @@ from planned_models import compiled_total, plan, spec, tanh_loss
 from stowax._errors import CompileError
 from stowax._records._stages import least_bytes
 from stowax._search import _loop
+from stowax._update._blocks import BlockSize
 
 LAYERS, ROWS, WIDTH = 10, 256, 256
 MIB = 2**20
@@ -53,6 +54,16 @@ def test_the_tutorials_layers_within_a_few_mebibytes():
     assert found.host_bytes >= 2 * 2 * LAYERS * MATRIX + LAYERS * X
     # The plan knows how small its blocks are.
     assert compiled_total(found, descent, *args) == found.device_bytes
+
+
+def test_a_small_models_state_streams_in_few_blocks():
+    """Each turn of the loop takes its time, however little it moves."""
+    small, usual = BlockSize.least(4096), BlockSize.least(MIB)
+    assert small.target(256 * 1024) == 16 * 1024
+    assert small.target(64 * MIB) == MIB
+    for leaf in (4, 16, 64):
+        assert usual.target(leaf * MIB) == MIB
+    assert usual.target(512 * MIB) == 8 * MIB
 
 
 def test_what_is_worth_a_copy():

@@ -360,3 +360,20 @@ def test_nothing_is_donated_where_a_script_says_so(said):
                 step(first, x)
     assert not any(a.is_deleted() for a in jax.tree.leaves(first))
     assert session.refused == (said == ())
+
+
+def test_that_a_key_may_be_overwritten_is_no_reason_to_search_again():
+    """It frees nothing: state that is made inside is no argument."""
+    lines: list[str] = []
+
+    def train(key):
+        key, own = jax.random.split(key)
+        weights = 0.1 * jax.random.normal(own, (6, 64, 64))
+        loss, gradients = jax.value_and_grad(loss_of)(weights, jnp.ones((256, 64)))
+        return key, weights - 0.1 * gradients, loss
+
+    step = stowax.jit(train, budget="20%", progress=lines.append)
+    with pytest.raises(MisfitError):
+        step(jax.random.PRNGKey(0))
+    surveys = [line for line in lines if line.startswith("surveying")]
+    assert len(surveys) == len(set(surveys))  # no second search

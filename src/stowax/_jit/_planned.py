@@ -50,6 +50,9 @@ from ._processes import agreed
 from ._ready import Ready, given_by, step_under, under
 from ._wishes import Given, Wishes
 
+_LITTLE = 2**16
+"""Bytes. Arguments that have less, such as a key and a count, free nothing."""
+
 
 class Planned(KnownStep):
     """A step under a plan, called as `jax.jit`'s function would be.
@@ -274,7 +277,7 @@ class Planned(KnownStep):
         """A new plan.
 
         Where the user says nothing of donation, what the step is given stays theirs,
-        unless nothing fits without.
+        unless nothing fits without: a key alone frees nothing.
         """
         # Late: a plan that is kept needs no search.
         from .._plan._planning import found_for
@@ -283,9 +286,10 @@ class Planned(KnownStep):
         if asked.recording.donated is None:
             # Pins may ask for what only donated state allows.
             with contextlib.suppress(ArgumentError):
-                least = dataclasses.replace(asked, donate=False, first=True)
+                little = asked.given_bytes < _LITTLE
+                least = dataclasses.replace(asked, donate=False, first=not little)
                 (frugal,) = found_for(least, taken_apart=taken_apart)
-                if frugal.fits:
+                if frugal.fits or little:
                     return frugal
                 # A share is of the step as it is written, which donates nothing.
                 asked = dataclasses.replace(asked, budgets=(frugal.budget_bytes,))

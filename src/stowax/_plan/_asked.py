@@ -132,10 +132,10 @@ def host_budget(
 
     The reserve comes off the budget, given or the target's.
     """
-    if not isinstance(given, bool) and given == 0:
+    if given is not None and _is_nothing(given):
         raise ArgumentError(
             "host_budget",
-            "0",
+            f"{given!r}",
             "To leave the host alone write forbid=('offload',).",
         )
     whole = machine.host_bytes if given is None else parse_bytes(given, "host_budget")

@@ -34,6 +34,15 @@ def test_why_it_does_not_fit_is_short_lines():
     assert "\nThe smallest budget known to work is 43.0 GiB.\n" in known
 
 
+def test_a_plan_for_a_cpu_names_other_machines():
+    program = dataclasses.replace(INFEASIBLE.program, target="cpu")
+    lines = why_it_does_not_fit(dataclasses.replace(PLAIN, program=program))
+    assert " ".join(lines.split()).endswith(
+        "or more devices. This is for the CPU that is here, which has no other memory. "
+        "Another machine, such as target='h200', may have a plan that this one has not."
+    )
+
+
 def test_wishes_and_long_reasons():
     long = "parameter: 2.50 MiB, " + "of which some stays, " * 6 + "for a reason"
     proof = dataclasses.replace(

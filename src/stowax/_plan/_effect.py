@@ -15,6 +15,10 @@ from .._target._target import is_here, platform_of
 from .._units import format_bytes, format_room
 
 _MOST_IN_THE_WAY = 3
+_FOR_A_CPU = (
+    " This is for the CPU that is here, which has no other memory. Another machine, "
+    "such as target='h200', may have a plan that this one has not."
+)
 _WHY = (
     "what is differentiated runs",
     "the loop at ",
@@ -110,6 +114,8 @@ def why_it_does_not_fit(plan: PlanRecord) -> str:
         f"Give a larger budget, {wishes}a smaller batch (stowax.fit finds the "
         "largest), or more devices."
     )
+    if plan.program.target == "cpu":
+        instead += _FOR_A_CPU
     return "\n".join([*lines, *textwrap.wrap(instead, 88)])
 
 

@@ -271,16 +271,15 @@ class Search:
     def _opened(self) -> list[Space]:
         """The next variant that there is, opened; one name is one program."""
         while self.unopened and not self._stays_intact:
-            variant, known = self.unopened.pop(0), [self.rolled]
-            if variant is finer:  # of what needs the least, too
-                spaces = [space for space in self.spaces if space.survey.bodies]
-                spaces.sort(key=lambda space: self.propose.least(space).bytes)
-                known += [space for space in spaces[:1] if space is not self.rolled]
-            found = [variant(space, self.budget) for space in known]
-            names = [space.name for space in self.spaces]
-            if new := [s for s in found if s is not None and s.name not in names]:
-                self.spaces += new
-                return new
+            variant = self.unopened.pop(0)
+            space = variant(self.rolled, self.budget)
+            if space is None and variant is finer:  # of what needs the least, then
+                needed = lambda space: self.propose.least(space).bytes
+                spaces = [s for s in self.spaces if s.survey.bodies]
+                space = finer(min(spaces, key=needed), self.budget) if spaces else None
+            if space is not None and all(s.name != space.name for s in self.spaces):
+                self.spaces.append(space)
+                return [space]
         return []
 
     def _tried(self, proposal: Proposal) -> bool:

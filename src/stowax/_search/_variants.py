@@ -352,7 +352,7 @@ def finer(known: Space, budget: int) -> Space | None:
 
 Variant = Callable[[Space, int], Space | None]
 """Of the rolled variant and a budget, another one under a name of its own, or `None`
-where it would be no other program. `finer` is asked of what needs the least, too.
+where it would be no other program. `finer` is then asked of what needs the least.
 
 One that surveys anew is a `new_space`; one that does not comes of `Space.afresh`, with
 a `Memory` whose predictions and programs are its own. Compiler options come of the

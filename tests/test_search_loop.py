@@ -157,7 +157,6 @@ def test_a_plan_that_people_beat_by_hand_is_not_the_last(monkeypatch, just_fits)
     assert best.decisions == kept
 
 
-@pytest.mark.slow
 def test_what_should_fit_is_not_left_out_where_the_model_errs(monkeypatch):
     """A prediction says more of a program than the difference that the model sees."""
     search, _ = searching(monkeypatch, BODY, BUDGET)
@@ -172,6 +171,7 @@ def test_what_should_fit_is_not_left_out_where_the_model_errs(monkeypatch):
     assert [p.decisions for p in search.propose._hopeful(best, other)] == [kept]
 
 
+@pytest.mark.slow
 def test_a_faster_program_that_was_too_big_is_made_smaller(monkeypatch):
     search, _ = searching(monkeypatch, BODY, BUDGET, compiles=12, size=1.4)
     best = search.run()

@@ -299,11 +299,11 @@ class Search:
                 self.taken.append(dataclasses.replace(known, space=space))
                 self._learn(self.taken[-1])
                 return
-        number, most = len(self.log) + 1, self.asked.compiles
+        number = len(self.log) + 1
+        most = f" (at most {self.asked.compiles})" if self.asked.compiles else ""
         if proposal.what:
             self.asked.say(proposal.what)
-        at_most = f" (at most {most})" if most else ""
-        self.asked.say(f"compiling plan {number}{at_most}")
+        self.asked.say(f"compiling plan {number}{most}")
         self.calls += 1
         correction = space.memory.excess(decisions)
         try:
@@ -350,7 +350,8 @@ class Search:
         line = str(error).splitlines()[0][:300]
         if any(map(self.fits, self.log)):
             self.asked.say(f"a change of the plan is left out: {line}")
-            return self.left_out.append(proposal)
+            self.left_out.append(proposal)
+            return
         space = narrower(proposal.space, error)
         if space is None:
             self.spaces = [s for s in self.spaces if s is not proposal.space]

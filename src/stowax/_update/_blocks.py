@@ -28,7 +28,7 @@ _FAR = 4
 """How many times smaller than wanted a part may be without a look at larger ones."""
 
 _FEW = 16
-"""Blocks of a leaf that has a few MiB or less: the loop's turns take longer than their
+"""Blocks of a leaf of up to 16 MiB, at most: a loop's turns take longer than their
 bytes say. A small optimizer's state on an H200, in 65 blocks and 16: 11.1 and 4.2 ms.
 """
 
@@ -67,11 +67,11 @@ class BlockSize:
     """How large blocks are, in bytes per device of the widest array of a leaf.
 
     A leaf is cut into about `count` blocks. One more than that is copied, so fewer
-    would lose time, and more would be small: of a small model's leaf there are `_FEW`,
-    or blocks of a MiB. No block is larger than `largest_bytes`, nor smaller than
-    `smallest_bytes`, if the leaf has parts that are not. Leaves under `leaf_bytes` are
-    not worth a loop. Blocks are whole tiles of a TPU where they have to be `tiled`, and
-    may leave a `rest` on some devices.
+    would lose time, and more would be small: of a small model's leaf there are no more
+    than `_FEW`, or than its MiBs. No block is larger than `largest_bytes`, nor smaller
+    than `smallest_bytes`, if the leaf has parts that are not. Leaves under `leaf_bytes`
+    are not worth a loop. Blocks are whole tiles of a TPU where they have to be `tiled`,
+    and may leave a `rest` on some devices.
     """
 
     count: int = 64

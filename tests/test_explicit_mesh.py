@@ -274,3 +274,32 @@ def test_state_stays_where_jax_forgets_the_memory_of_results(usual_promotion):
             *plain, expected = jax.jit(momentum)(*plain, x)
             np.testing.assert_allclose(value, expected, rtol=1e-5)
     assert {a.memory_kind for a in planned.plan.program.arguments} == {"device"}
+
+
+def test_a_loss_of_each_example_runs_in_blocks_of_tokens():
+    """Its sums over tokens are spread as the examples are: so is what they start from.
+
+    The mesh has one device, as that of a script that was written for more.
+    """
+    mesh = Mesh(jax.devices()[:1], ("d",), axis_types=(AxisType.Explicit,))
+
+    def loss(params, x, labels):
+        logits = x @ params["head"]
+        chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        return (jax.nn.logsumexp(logits, axis=-1) - chosen).sum(axis=1)
+
+    def train(params, x, labels):
+        grads = jax.grad(lambda *args: loss(*args).mean())(params, x, labels)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    def array(*shape, dtype=jnp.float32, spec):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    examples, tokens, words = 4, 1024, 4096
+    params = {"head": array(WIDTH, words, spec=P())}
+    x = array(examples, tokens, WIDTH, spec=P("d"))
+    labels = array(examples, tokens, dtype=jnp.int32, spec=P("d"))
+    budget = 4 * examples * tokens * words
+    found = stowax.plan(train, params, x, labels, target="h200", budget=budget)
+    assert found.fits
+    assert "blocks of tokens" in str(found)

@@ -141,6 +141,13 @@ def with_outputs(jaxpr: Any, outputs: Sequence[Any]) -> Any:
     return opened.replace(outvars=list(outputs), debug_info=info)
 
 
+def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
+    """The jaxpr with other equations, open or closed as it is (JAX 0.10 to 0.12)."""
+    opened = open_jaxpr(jaxpr)
+    new = opened.replace(eqns=list(equations))
+    return new if opened is jaxpr else jaxpr.replace(jaxpr=new)
+
+
 def needed_part(jaxpr: Any) -> Any:
     """The jaxpr without what no result needs, loops included; the same inputs."""
     opened = open_jaxpr(jaxpr)

@@ -125,11 +125,15 @@ def _state(program, sizes):
 def _scaled(losses, scale):
     plain = lambda *args, **named: scale * losses.plain(*args, **named)
 
-    def more(*args):
-        loss, means = losses.more(*args)
-        return scale * loss, means
+    def scaled(both):
+        def run(*args):
+            loss, more = both(*args)
+            return scale * loss, more
 
-    return dataclasses.replace(losses, plain=plain, more=more)
+        return run
+
+    more, outputs = scaled(losses.more), scaled(losses.outputs)
+    return dataclasses.replace(losses, plain=plain, more=more, outputs=outputs)
 
 
 def _around(program, old, new, opt, loss, grads, state):

@@ -33,6 +33,16 @@ def _has_aux(losses, p, batch, key):
     return loss, grads, means
 
 
+def _measured(losses, p, batch, key):
+    run = jax.value_and_grad(losses.outputs, has_aux=True)
+    (loss, outputs), grads = run(p, batch, key)
+    outputs = outputs.astype(jnp.float32)
+    wanted = batch["tokens"] % outputs.shape[-1]
+    chosen = jnp.max(jax.nn.log_softmax(outputs), axis=-1)
+    right = jnp.argmax(outputs, axis=-1) == wanted
+    return loss, grads, jnp.stack([jnp.mean(chosen), jnp.mean(right)])
+
+
 def _vjp(losses, p, batch, key):
     loss, back = jax.vjp(lambda p: losses.plain(p, batch, key), p)
     (grads,) = back(jnp.ones_like(loss))
@@ -147,6 +157,7 @@ FORMS = {
     "value_and_grad": _value_and_grad,
     "grad aux": _grad_aux,
     "has_aux": _has_aux,
+    "measured": _measured,
     "vjp": _vjp,
     "argnums": _argnums,
     "keyword arguments": _keywords,

@@ -106,10 +106,11 @@ def _identity(function):
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
     """What a step differentiates: `plain(params, batch, key)`, and with what else the
-    model returns. Both are marked as the program says."""
+    model returns, or what its last layer makes. All are marked as the program says."""
 
     plain: Callable[..., Any]
     more: Callable[..., Any]
+    outputs: Callable[..., Any]
 
 
 def losses_of(program, mesh, mark, join=_identity):
@@ -164,7 +165,11 @@ def losses_of(program, mesh, mark, join=_identity):
         y, means = trunk(params, batch, key)
         return criterion(params, y, batch), means
 
+    def outputs(params, batch, key):
+        y, _ = trunk(params, batch, key)
+        return criterion(params, y, batch), y
+
     if program.mesh == "shard_map around":
         more = mapped_loss(more, mesh)
     plain = lambda params, batch, key: more(params, batch, key)[0]
-    return Losses(plain=whole(plain), more=whole(more))
+    return Losses(plain=whole(plain), more=whole(more), outputs=whole(outputs))

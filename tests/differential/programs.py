@@ -50,6 +50,7 @@ FORMS = (
     "vmap around",
     "jacrev",
 )
+MEASURED = "measured"
 AROUND = (
     "update",
     "ema",
@@ -212,6 +213,8 @@ def draw(chooser):
         changes["results"] = RESULTS[chance(chooser, 4)]
         if handed == "function":
             changes["given_away"] = GIVEN_AWAY[chance(chooser, 3)]
+    if program.form == "has_aux" and program.mesh != "shard_map around":
+        changes["form"] = MEASURED if chance(chooser, 2) else program.form
     return dataclasses.replace(program, **changes), wishes
 
 
@@ -335,7 +338,7 @@ def settled(program):
 _PARTS = {
     "mesh": MESHES,
     "loop": LOOPS,
-    "form": FORMS,
+    "form": (*FORMS, MEASURED),
     "around": AROUND,
     "arguments": ARGUMENTS,
     "dtype": DTYPES,

@@ -17,7 +17,15 @@ from differential.choosers import SeededChooser
 from differential.compare import difference
 from differential.judge import Front, judge, judge_all, shape_of
 from differential.layer_ops import OPS, Op
-from differential.programs import FORMS, Program, Wishes, draw, one_by_one, settled
+from differential.programs import (
+    FORMS,
+    MEASURED,
+    Program,
+    Wishes,
+    draw,
+    one_by_one,
+    settled,
+)
 from differential.shrink import shrunk
 
 SMALL = Program(optimizer="momentum")
@@ -222,7 +230,7 @@ def test_programs_with_one_unusual_part_are_numbered():
     made = one_by_one()
     assert len(set(made)) == len(made)
     assert all(program == settled(program) for program, _ in made)
-    assert {program.form for program, _ in made} == set(FORMS)
+    assert {program.form for program, _ in made} == {*FORMS, MEASURED}
 
 
 def test_a_state_that_jax_cannot_make_is_no_fault_of_the_plan():

@@ -252,5 +252,6 @@ _RULES: dict[str, Callable[[Any], Iterator[Lane]]] = {
     "slice": _slice,
     "sort": _along_others("dimension"),
     "squeeze": _squeeze,
+    "top_k": _along_others("axis"),
     "transpose": _transposition,
 }

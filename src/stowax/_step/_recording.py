@@ -38,6 +38,7 @@ from .._layers._objects import without_objects
 from .._layers._rewrite import Rewriter
 from .._mark import handling
 from .._target._specs import ONE_DEVICE
+from ._drawn_in import draw_in
 from ._lineage import is_backward
 from ._marked import (
     MANUAL,
@@ -168,10 +169,11 @@ def record_step(
     jaxpr = _jax.retype(lambda: jax.jit(flat).trace(*specs).jaxpr)()
     if seen["marks"].marked and seen["marks"].found:
         return record_step(step, leaves, structure, read=read, unmarked=False)
+    jaxpr, calls = draw_in(jaxpr, recorder.calls)
     return Recording(
         name=_name(step),
         jaxpr=jaxpr,
-        calls=without_unread(jaxpr, recorder.calls),
+        calls=without_unread(jaxpr, calls),
         inputs=structure,
         outputs=seen["outputs"],
         paths=seen["paths"],

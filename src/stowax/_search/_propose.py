@@ -154,7 +154,8 @@ class Proposer:
             # A solver finds the decisions that its model is most wrong about: some of
             # what it missed by is left free. Where it insists on less than there is
             # room for, it is told of more. What caution adds it does not know, either.
-            margin = margin + missed // 2 if missed > 0 or again else 0
+            short = missed if straight else missed // 2  # it has fewer rounds
+            margin = margin + short if missed > 0 or again else 0
             room = known - space.memory.expected(solution.decisions) + margin
         found = self._fastest(space, target, caution) or self.least(space)
         return self._left_alone(found, target, caution) if straight else found

@@ -71,7 +71,8 @@ class Space:
     @property
     def as_written(self) -> bool:
         """Whether the layers of a Python loop run as they are written."""
-        return self.survey.options.as_written
+        options = self.survey.options
+        return options.as_written or (self.asked.roll and not options.roll)
 
     @property
     def is_straight(self) -> bool:

@@ -174,9 +174,12 @@ def in_segments(rolled: Space, budget: int) -> Space | None:
     own = rolled.survey
     if not rolled.is_straight or own.target.platform == "cpu" or _wants_a_loop(rolled):
         return None
-    free = _surveyed(own, dataclasses.replace(own.options, roll=False, segments=True))
-    if free.step.recording.left != own.step.recording.left or not free.bodies:
+    options = dataclasses.replace(own.options, roll=False, segments=True)
+    step = _step(own, options)
+    cut = any(traced.stack.segment for traced in step.stacks.values())
+    if step.recording.left != own.step.recording.left or not cut:
         return None
+    free = _surveyed(own, options)
     space = new_space("all layers in segments", rolled.asked, budget, free)
     return space if unmet(space) is None else None  # a pin may name what is a layer's
 
@@ -359,11 +362,13 @@ a `Memory` whose predictions and programs are its own. Compiler options come of 
 survey (`Space.options_for`).
 """
 
-BESIDE: tuple[Variant, ...] = (as_written, in_tiles, in_groups, in_blocks)
+BESIDE: tuple[Variant, ...] = (
+    *(in_segments, as_written, in_tiles, in_groups, in_blocks),
+)
 """What may be faster than layers as loops: searched with these from the start."""
 
 WHERE_NOTHING_FITS: tuple[Variant, ...] = (
-    *(in_segments, early, tight, in_small_tiles, least),
+    *(early, tight, in_small_tiles, least),
     *(returned, returned_tight, finer),
 )
 """What needs less: opened in turn until one is expected to fit, the dearest last.

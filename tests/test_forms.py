@@ -38,6 +38,11 @@ def arguments(make=spec):
     return params, jax.eval_shape(ADAM.init, params), make(WIDTH, WIDTH)
 
 
+def as_written(found):
+    """Whether the layers run one after the other: each by itself, or all alike."""
+    return found.program.options.as_written or not found.program.options.roll
+
+
 @functools.cache
 def planned(**wishes):
     wishes = {k: dict(v) if k == "pin" else v for k, v in wishes.items()}
@@ -57,10 +62,10 @@ def pinned(**pins):
 def test_layers_stay_as_written_if_state_is_all_that_has_to_leave():
     found = planned(pin=pinned(state="offload"), budget="1GiB")
     assert found.fits
-    assert found.program.options.as_written
+    assert as_written(found)
     # What the user gets who forbids rolling: no copies of weights, no stacks.
-    as_written = planned(pin=pinned(state="offload"), budget="1GiB", roll=False)
-    assert found.device_bytes == as_written.device_bytes
+    unrolled = planned(pin=pinned(state="offload"), budget="1GiB", roll=False)
+    assert found.device_bytes == unrolled.device_bytes
     assert compiled_total(found, train_step, *arguments()) == found.device_bytes
     moments = 2 * LAYERS * MATRIX
     assert moments <= found.host_bytes < 1.01 * moments
@@ -74,7 +79,7 @@ def test_state_leaves_before_layers_are_rolled():
     budget = keeping.device_bytes - 3 * LAYERS * MATRIX // 2
     found = planned(budget=budget, pin=pinned(product="keep"))
     assert found.fits
-    assert found.program.options.as_written
+    assert as_written(found)
     offloaded = [d for d in found.decisions if d.decision == "offload"]
     assert {d.role for d in offloaded} == {"optimizer state"}
 
@@ -84,7 +89,7 @@ def test_layers_are_rolled_where_state_is_not_enough():
     least = planned(pin=pinned(state="offload"), budget="1GiB")
     found = planned(budget=least.device_bytes - LAYERS * MATRIX)
     assert found.fits
-    assert not found.program.options.as_written
+    assert not as_written(found)
     assert found.program.stacks
     assert found.smallest_budget < least.device_bytes
 
@@ -98,7 +103,7 @@ def test_layers_are_rolled_where_state_is_not_enough():
 def test_layers_are_rolled_where_a_pin_asks_for_it(pin):
     found = planned(pin=pin, budget="1GiB")
     assert found.fits
-    assert not found.program.options.as_written
+    assert not as_written(found)
     assert found.program.stacks
 
 
@@ -114,7 +119,7 @@ def test_a_loop_as_written_keeps_some_and_recomputes_some():
     budget = whole.device_bytes * 7 // 8
     found = plan(train_step, params, state, WIDE, budget=budget)
     assert found.fits
-    assert found.program.options.as_written
+    assert as_written(found)
     assert found.host_bytes == 0
     decided = {decision.decision for decision in found.decisions}
     assert decided <= {"keep", "recompute"}
@@ -127,7 +132,7 @@ def test_a_loop_as_written_keeps_some_and_recomputes_some():
 @pytest.mark.slow
 def test_nothing_of_layers_as_they_are_written_is_offloaded_by_hand():
     found = planned(pin=pinned(state="offload"), budget="1GiB")
-    assert found.program.options.as_written
+    assert as_written(found)
     stack, *_ = found.program.stacks
     moved = tuple(
         dataclasses.replace(d, decision="offload")
@@ -144,7 +149,7 @@ def test_nothing_of_layers_as_they_are_written_is_offloaded_by_hand():
 @pytest.mark.parametrize("decision", ["keep", "recompute"])
 def test_a_pin_holds_in_a_loop_as_written(decision):
     found = planned(pin=pinned(state="offload", product=decision), budget="1GiB")
-    assert found.program.options.as_written
+    assert as_written(found)
     products = [d for d in found.decisions if d.name.startswith("dot_general")]
     assert {d.decision for d in products} == {decision}
 
@@ -186,7 +191,7 @@ def test_a_step_that_nearly_fits_computes_a_little_again(tmp_path):
     budget = int(0.9 * plain.device_bytes)
     found = plan(train_step, *large(), budget=budget)
     assert found.fits
-    assert found.program.options.as_written
+    assert as_written(found)
     assert found.host_bytes == 0
     # No copy, and less than the forward pass again: 3 of the 9 products of a step.
     assert found.step_seconds < (1 + 3 / 9) * plain.step_seconds

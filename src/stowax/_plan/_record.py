@@ -96,7 +96,7 @@ def _proof(search: Search, best: Attempt) -> ProofRecord:
                 fits,
                 measured.host_bytes,
                 best.decisions,
-                unrolled=survey.options.as_written,
+                unrolled=best.space.as_written,
             ),
             *(_reserved(search.asked) if not fits else ()),
             *(fast_memory_notes(search, best) if fits else ()),

@@ -7,6 +7,7 @@ nobody reads any more, may be there in blocks (`_unread`, `_jaxprs._tiles`). The
 computes what it did, from the same values; nothing is differentiated that was not.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -18,12 +19,13 @@ from .. import _jax
 from .._jaxprs._elementwise import ELEMENTWISE
 from .._jaxprs._jaxpr import bind, evaluate, spec_of, trace
 from .._layers._calls import Call
-from ._marked import FORWARD, OWN
+from ._marked import FORWARD, OWN, PLAIN, holds_marks
 
 _PART = 1 / 8
 """Part of a result's bytes that what is made of it may have."""
 
-_CALLS = frozenset({"closed_call", "core_call", "jit", "pjit", "scan"})
+_CALLS = frozenset({"jit", "scan"})
+"""What is looked into: its equations are those of its parameter `jaxpr`."""
 
 _SIMPLE = ELEMENTWISE | {"broadcast_in_dim", "iota", "reshape", "squeeze"}
 """What makes large arrays of little, and goes along with what reads these."""
@@ -35,18 +37,18 @@ def draw_in(jaxpr: Any, calls: Sequence[Call]) -> tuple[Any, list[Call]]:
     Calls that stand in several places stay as they are.
     """
     calls = list(calls)
-    numbers = [e.params["number"] for e in _forward(jaxpr)]
-    once = {number for number in numbers if numbers.count(number) == 1}
+    standing = collections.Counter(_numbers(jaxpr))
+    once = {number for number, places in standing.items() if places == 1}
     return _drawn_in(jaxpr, calls, once), calls
 
 
-def _forward(jaxpr: Any) -> Iterator[Any]:
-    """The forward equations of a jaxpr and of those inside."""
+def _numbers(jaxpr: Any) -> Iterator[int]:
+    """The calls that are made in a jaxpr and in those inside, by number."""
     for equation in _jax.open_jaxpr(jaxpr).eqns:
-        if equation.primitive.name == FORWARD:
-            yield equation
+        if equation.primitive.name in (PLAIN, FORWARD):
+            yield equation.params["number"]
         for inner in _jax.jaxprs_in(equation.params):
-            yield from _forward(inner)
+            yield from _numbers(inner)
 
 
 def _drawn_in(jaxpr: Any, calls: list[Call], once: Collection[int]) -> Any:
@@ -57,9 +59,8 @@ def _drawn_in(jaxpr: Any, calls: list[Call], once: Collection[int]) -> Any:
             outputs = _jax.open_jaxpr(jaxpr).outvars
             equations = _around(equations, outputs, forward, calls) or equations
     for k, equation in enumerate(equations):
-        inner = equation.params.get("jaxpr")
-        if equation.primitive.name in _CALLS and any(_forward(inner)):
-            inner = _drawn_in(inner, calls, once)
+        if equation.primitive.name in _CALLS and holds_marks(equation):
+            inner = _drawn_in(equation.params["jaxpr"], calls, once)
             equations[k] = equation.replace(params={**equation.params, "jaxpr": inner})
     return _jax.with_equations(jaxpr, equations)
 
@@ -93,7 +94,6 @@ class _Scope:
     def __init__(self, equations: Sequence[Any], outputs: Sequence[Any], forward: Any):
         self.equations, self.place = equations, equations.index(forward)
         self.outputs = {v for v in outputs if isinstance(v, _jax.Var)}
-        self.results = {*forward.outvars}
         self.maker = {v: k for k, e in enumerate(equations) for v in e.outvars}
         self.readers: dict[Any, list[int]] = {}
         for k, equation in enumerate(equations):
@@ -177,7 +177,7 @@ class _Scope:
         return not (
             _jax.has_effects(equation)
             or equation.primitive.name in OWN
-            or any(map(any, map(_forward, _jax.jaxprs_in(equation.params))))
+            or holds_marks(equation)
         )
 
 

@@ -12,6 +12,8 @@ import pytest
 
 import stowax
 from stowax._jax import open_jaxpr
+from stowax._layers._rewrite import Rewriter
+from stowax._records._stages import Options
 from stowax._step._recording import record_step
 from test_unread import ROWS, VOCABULARY, arguments, planned, same_when_planned
 
@@ -87,6 +89,12 @@ MEASURES = {
     "printed": printed,
     "in turn": of_what_was_measured,
 }
+
+
+def nothing(stack, body):
+    """Of no layer is anything stored."""
+    del stack, body
+    return {}
 
 
 def called(step, *args):
@@ -195,3 +203,22 @@ def test_an_infinite_measure_leaves_gradients_alone():
     assert np.isinf(measured)
     assert np.isfinite(loss)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(new))
+
+
+def test_a_result_that_is_measured_and_differentiated_keeps_its_gradient():
+    """Of a marked model: the loss moves into it, and what is pulled back does not."""
+    model = stowax.stow(logits_of)
+
+    def step(params, x, labels):
+        loss = lambda params: jnp.mean(3 * model(params, x))
+        value, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    args = arguments(512, 256)
+    assert [aval.size for aval in called(step, *args)] == [512 * 256, 1]
+    leaves, structure = jax.tree.flatten(args)
+    replay = record_step(step, leaves, structure).replay
+    computed = jax.jit(lambda *values: replay(Rewriter(nothing, Options()), values))
+    expected = jax.tree.leaves(jax.jit(step)(*args))
+    for a, b in zip(expected, computed(*leaves), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)

@@ -9,17 +9,18 @@ computes what it did, from the same values; nothing is differentiated that was n
 
 import collections
 import dataclasses
-import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from .. import _jax
+from .._cost._record import bytes_of
 from .._jaxprs._elementwise import ELEMENTWISE
 from .._jaxprs._jaxpr import bind, evaluate, spec_of, trace
 from .._layers._calls import Call
 from ._marked import FORWARD, OWN, PLAIN, holds_marks
+from ._replay import always
 
 _PART = 1 / 8
 """Part of a result's bytes that what is made of it may have."""
@@ -108,7 +109,7 @@ class _Scope:
 
     def made_of(self, result: Any) -> set[int]:
         """The equations that make little of a large result; none if not all do."""
-        large, drawn = _bytes(result), set[int]()
+        large, drawn = bytes_of(result.aval), set[int]()
         if large * _PART < 1 or result not in self.readers:
             return set()
         waiting = list(self.readers[result])
@@ -125,11 +126,11 @@ class _Scope:
                 if maker in self.later:
                     waiting.append(maker)
             for made in equation.outvars:
-                if _bytes(made) > large * _PART:
+                if bytes_of(made.aval) > large * _PART:
                     if made in self.outputs:
                         return set()
                     waiting.extend(self.readers.get(made, ()))
-        little = sum(map(_bytes, self.read(drawn)))
+        little = sum(bytes_of(v.aval) for v in self.read(drawn))
         if result in self.outputs or little > large * _PART:
             return set()
         self._add_makers(drawn, int(large * _PART))
@@ -141,7 +142,7 @@ class _Scope:
         while waiting:
             for variable in _variables(self.equations[waiting.pop()]):
                 k = self.maker.get(variable, self.place)
-                if k in (self.place, *drawn) or _bytes(variable) <= most:
+                if k in (self.place, *drawn) or bytes_of(variable.aval) <= most:
                     continue
                 maker = self.equations[k]
                 if _is_simple(maker) and not self.read({k}, beside=drawn):
@@ -192,12 +193,6 @@ def _variables(equation: Any) -> list[Any]:
     return [v for v in equation.invars if isinstance(v, _jax.Var)]
 
 
-def _bytes(variable: Any) -> int:
-    aval = variable.aval
-    size = math.prod(getattr(aval, "shape", ()))
-    return size * int(getattr(getattr(aval, "dtype", None), "itemsize", 0))
-
-
 def _with(
     call: Call, forward: Any, inside: Sequence[Any], read: Sequence[Any]
 ) -> tuple[Call, Any]:
@@ -209,7 +204,7 @@ def _with(
 
     def run(*values: Any) -> list[Any]:
         own = values[: len(forward.invars)]
-        out = evaluate(call.jaxpr, own, keep_checkpoint=_always)
+        out = evaluate(call.jaxpr, own, keep_checkpoint=always)
         # What they read is not differentiated, whatever the function's inputs are.
         variables = (*forward.invars, *more, *forward.outvars[:-1])
         env = {
@@ -235,7 +230,3 @@ def _with(
         params={**forward.params, "results": tuple(results)},
     )
     return dataclasses.replace(call, jaxpr=jaxpr, known={}), new
-
-
-def _always(_: Any) -> bool:
-    return True

@@ -77,15 +77,25 @@ def placed(mesh, where, *shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
 
 
-def test_layers_inside_of_a_shard_map_are_said_to_run_as_written():
+def test_layers_in_a_shard_map_beside_more_are_said_to_run_as_written():
+    """Where most products are elsewhere, what is in there is no program to plan."""
     mesh = jax.make_mesh((8,), ("d",))
 
     def step_with(wrapped):
-        def net(weights, x):
+        def apart(weights, x):
             layer = wrapped(lambda x, w: (x + jnp.tanh(x @ w), None))
-            return jax.lax.pmean(jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2), "d")
+            return jax.lax.scan(layer, x, weights)[0]
 
-        loss = jax.shard_map(net, mesh=mesh, in_specs=(WHOLE, SPREAD), out_specs=WHOLE)
+        inside = jax.shard_map(
+            apart, mesh=mesh, in_specs=(WHOLE, SPREAD), out_specs=SPREAD
+        )
+
+        def loss(weights, x):
+            x = inside(weights, x)
+            for i, power in enumerate((2, 3, 4, 5, 6, 7)):  # no two are alike
+                x = jnp.tanh(x @ weights[i]) ** power
+            return jnp.mean(x)
+
         return lambda weights, x: weights - jax.grad(loss)(weights, x)
 
     args = placed(mesh, WHOLE, 6, 64, 64), placed(mesh, SPREAD, 1024, 64)
@@ -102,7 +112,7 @@ def test_layers_inside_of_a_shard_map_are_said_to_run_as_written():
     # What it says to write helps.
     step = step_with(jax.checkpoint)
     less = stowax.plan(step, *args, target="cpu", progress=False)
-    assert less.device_bytes < 0.75 * found.device_bytes
+    assert less.device_bytes < found.device_bytes
     assert note not in less.proof.notes
 
 

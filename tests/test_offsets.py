@@ -108,3 +108,35 @@ def test_a_plan_keeps_what_its_program_would_misplace(monkeypatch):
     assert (kept.fits, kept.host_bytes) == (True, 0)
     assert any("from or to other places" in note for note in kept.proof.notes)
     assert not any("one after the other" in note for note in kept.proof.notes)
+
+
+@pytest.mark.parametrize(("own", "accepted"), [(False, False), (True, True)])
+def test_a_slice_without_a_name_counts_unless_the_step_has_it_as_it_is(
+    own, accepted, monkeypatch
+):
+    """XLA's pipelining of collectives drops names of what it moves: whose was it?"""
+    read = _compiled.read_program
+
+    def wrong(module):
+        program = read(module)
+        items = [i for c in program.computations.values() for i in c.instructions]
+        planned = any("stowax.layers" in item.op_name for item in items)
+        nameless = Misplaced(name="slice", op_name="", source="")
+        return dataclasses.replace(program, misplaced=(nameless,) * (planned or own))
+
+    def step(w, x):
+        def loss(w):
+            layer = lambda x, w: (x + jnp.tanh(x @ w), None)
+            return jnp.mean(jax.lax.scan(layer, x, w)[0] ** 2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    spec = jax.ShapeDtypeStruct
+    args = spec((4, 256, 256), "float32"), spec((4096, 256), "float32")
+    monkeypatch.setattr(_compiled, "read_program", wrong)
+    found = stowax.plan(step, *args, progress=False, target="h200", budget="60%")
+    again = [d for d in found.decisions if d.decision == "recompute"]
+    assert bool(found.fits and again) == accepted
+    said = [note for note in found.proof.notes if "other places" in note]
+    assert said
+    assert ("planned or not" in said[0]) == own

@@ -41,7 +41,7 @@ def test_what_is_saved_comes_back(moved, unneeded, tmp_path):
 def test_the_schema_is_stable(moved):
     # What stands here, others read: a change of it is a change of FORMAT_VERSION.
     data = moved.to_json()
-    assert data["format"] == 20
+    assert data["format"] == 21
     assert list(data) == ["format", "program", "decisions", "proof", "search"]
     assert set(data["program"]) == {
         *("step", "target", "device_kind", "compile_only", "versions"),
@@ -233,7 +233,7 @@ def test_a_plan_of_an_older_format_is_refused_with_the_way_to_plan_again(
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path)
     assert str(caught.value) == (
-        f"path: {str(path)!r} has plan format 11; this stowax reads format 20. "
+        f"path: {str(path)!r} has plan format 11; this stowax reads format 21. "
         "Install the stowax that wrote it (0.0.9) or plan again."
     )
 
@@ -244,11 +244,11 @@ def test_a_plan_of_an_older_format_is_refused_with_the_way_to_plan_again(
 )
 def test_a_plan_of_a_newer_format_is_refused(tmp_path, program, version):
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"format": 21, "program": program}))
+    path.write_text(json.dumps({"format": 22, "program": program}))
     with pytest.raises(PlanMismatchError) as caught:
         stowax.load_plan(path)
     assert str(caught.value) == (
-        f"path: {str(path)!r} has plan format 21; this stowax reads format 20. "
+        f"path: {str(path)!r} has plan format 22; this stowax reads format 21. "
         f"Install the stowax that wrote it ({version}) or plan again."
     )
 

@@ -202,7 +202,7 @@ def test_what_goes_wrong_inside_stowax_leaves_the_step_as_it_is_written(monkeypa
     found = stowax.plan(step, *arrays())
     assert re.fullmatch(
         r"what is differentiated runs as written: stowax cannot read it \(IndexError: "
-        r"list index out of range, at stowax/_layers/_rewrite\.py:\d+\)\. Please "
+        r"list index out of range, at stowax/_layers/_loop_units\.py:\d+\)\. Please "
         r"report that: https://github\.com/stowax/stowax/issues",
         found.proof.notes[0],
     )

@@ -220,8 +220,12 @@ def under_vmap() -> bool:
 
 
 def has_effects(equation: Any) -> bool:
-    """Whether running the equation twice could be noticed (printing, callbacks, …)."""
-    return bool(equation.effects)
+    """Whether running the equation twice could be noticed (printing, callbacks, …).
+
+    What names an axis of `jax.shard_map` (`jax.lax.psum`) has an effect for JAX, and
+    computes the same each time (JAX 0.10 to 0.12).
+    """
+    return any(not isinstance(e, _core.NamedAxisEffect) for e in equation.effects)
 
 
 def aval_of(value: Any) -> Any:
@@ -247,6 +251,49 @@ def explicit_sharding(aval: Any, leading: int = 0) -> Any:
         return None
     parts = jax.sharding.PartitionSpec(*[None] * leading, *spec)
     return jax.sharding.NamedSharding(mesh, parts)
+
+
+def may_be_spread(aval: Any) -> bool:
+    """Whether an array of this type may lie on several devices, a part on each.
+
+    Inside of `jax.shard_map` an array is one device's own (JAX 0.10 to 0.12).
+    """
+    mesh = aval.sharding.mesh
+    return any(n > 1 for name, n in mesh.shape.items() if name not in mesh.manual_axes)
+
+
+def zeros(aval: Any, dtype: Any = None) -> Any:
+    """Zeros of a type, or of the like with another `dtype` (JAX 0.10 to 0.12)."""
+    sharding = explicit_sharding(aval)
+    made = jax.numpy.zeros(aval.shape, dtype or aval.dtype, device=sharding)
+    return varying_as(made, aval)
+
+
+def varying_as(value: Any, aval: Any) -> Any:
+    """A value of which the type says, as `aval`, over which manual axes it differs.
+
+    Inside of `jax.shard_map` JAX checks that, and what is made of numbers is the same
+    on every device (JAX 0.10 to 0.12).
+    """
+    axes = aval.manual_axis_type.varying - aval_of(value).manual_axis_type.varying
+    return jax.lax.pcast(value, tuple(sorted(axes)), to="varying") if axes else value
+
+
+def barrier(tree: Any) -> Any:
+    """`jax.lax.optimization_barrier` that leaves types as they are (JAX 0.10 to 0.12).
+
+    Inside of `jax.shard_map` JAX's makes what is the same on every device differ. What
+    differs over other axes stands behind a barrier of its own here.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    alike: dict[Any, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        alike.setdefault(aval_of(leaf).manual_axis_type, []).append(i)
+    for numbers in alike.values():
+        behind = jax.lax.optimization_barrier([leaves[i] for i in numbers])
+        for i, leaf in zip(numbers, behind, strict=True):
+            leaves[i] = leaf
+    return jax.tree.unflatten(structure, leaves)
 
 
 def partitioned_by_compiler(

@@ -15,7 +15,6 @@ import numpy as np
 from jax._src import core as _core
 from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import effects as _effects
-from jax._src import mesh as _mesh
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax.sharding import NamedSharding, PartitionSpec
@@ -160,8 +159,3 @@ def type_of(shape: Sequence[int], dtype: Any) -> Any:
 def tangent_type(value: Any) -> Any:
     """The type of what a derivative gives for a value."""
     return _core.typeof(value).to_tangent_aval()
-
-
-def in_manual_mesh() -> bool:
-    """Whether what is traced is one device's part of a program (`jax.shard_map`)."""
-    return bool(_mesh.get_abstract_mesh().manual_axes)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,14 @@ from jax import lax
 
 from .forms import FORMS
 from .handed import handed
-from .meshes import in_mesh, mesh_of, placed_batch, placed_state
+from .meshes import (
+    MAPPED,
+    in_mesh,
+    mapped_gradient,
+    mesh_of,
+    placed_batch,
+    placed_state,
+)
 from .models import losses_of, sizes_of, weights
 from .optimizers import optimizer_of
 
@@ -178,7 +186,9 @@ def _core(program, mark, join):
         if program.around == "loss scale":
             losses = _scaled(losses, state["scale"])
         old = state["params"]
-        loss, grads, means = FORMS[program.form](losses, old, batch, key)
+        run = functools.partial(FORMS[program.form], losses)
+        run = mapped_gradient(run, mesh) if program.mesh == MAPPED else run
+        loss, grads, means = run(old, batch, key)
         if program.around == "loss scale":
             loss = loss / state["scale"]
             grads = T(lambda g: g / state["scale"].astype(g.dtype), grads)

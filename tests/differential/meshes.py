@@ -7,7 +7,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = "data"
-SPREAD = ("auto", "explicit", "set mesh", "shard_map layers", "shard_map around")
+MAPPED = "shard_map gradient"
+SPREAD = (
+    *("auto", "explicit", "set mesh", "shard_map layers", "shard_map around", MAPPED),
+)
 
 
 def mesh_of(program):
@@ -96,6 +99,18 @@ def mapped_loss(loss, mesh):
         return jax.tree.map(
             lambda leaf: jax.lax.pmean(leaf, AXIS), loss(params, batch, key)
         )
+
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(), check_vma=False
+    )
+
+
+def mapped_gradient(run, mesh):
+    """A gradient in `shard_map`: that of a device's own examples, then the mean."""
+
+    def local(params, batch, key):
+        found = run(params, batch, key)
+        return jax.tree.map(lambda leaf: jax.lax.pmean(leaf, AXIS), found)
 
     return jax.shard_map(
         local, mesh=mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(), check_vma=False

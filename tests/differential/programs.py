@@ -9,6 +9,7 @@ import dataclasses
 from . import layer_control  # noqa: F401 - registers its operations
 from .choosers import chance
 from .layer_ops import OPS
+from .meshes import MAPPED
 
 LOOPS = (
     "scan",
@@ -215,6 +216,8 @@ def draw(chooser):
             changes["given_away"] = GIVEN_AWAY[chance(chooser, 3)]
     if program.form == "has_aux" and program.mesh != "shard_map around":
         changes["form"] = MEASURED if chance(chooser, 2) else program.form
+    if program.mesh == "shard_map around" and chance(chooser, 2):
+        changes["mesh"] = MAPPED
     return dataclasses.replace(program, **changes), wishes
 
 
@@ -336,7 +339,7 @@ def settled(program):
 
 
 _PARTS = {
-    "mesh": MESHES,
+    "mesh": (*MESHES, MAPPED),
     "loop": LOOPS,
     "form": (*FORMS, MEASURED),
     "around": AROUND,

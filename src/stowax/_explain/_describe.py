@@ -187,9 +187,9 @@ _NESTED = (
     "little more than the layer's input"
 )
 _MANUAL = (
-    "layers inside of jax.shard_map run as they are written: every device has a "
-    "program of its own there, and stowax decides on one for all. With jax.checkpoint "
-    "around the layer they keep little more than its input"
+    "layers inside of jax.shard_map run as they are written: less than half of the "
+    "matrix products are in there. With jax.checkpoint around the layer they keep "
+    "little more than its input"
 )
 
 

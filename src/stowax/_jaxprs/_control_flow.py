@@ -82,4 +82,17 @@ def _cond(equation: Any, values: Sequence[Any], run: Run) -> Sequence[Any]:
     return jax.lax.switch(values[0], branches, *values[1:])
 
 
-_CONTROL_FLOW = {"scan": _scan, "while": _while, "cond": _cond}
+def _shard_map(equation: Any, values: Sequence[Any], run: Run) -> Sequence[Any]:
+    params = equation.params
+    mapped = jax.shard_map(
+        lambda *inputs: tuple(run(params["jaxpr"], inputs)),
+        mesh=params["mesh"],
+        in_specs=params["in_specs"],
+        out_specs=params["out_specs"],
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )
+    return mapped(*values)
+
+
+_CONTROL_FLOW = {"scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map}

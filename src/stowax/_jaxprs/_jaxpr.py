@@ -145,6 +145,7 @@ def spec_of(aval: Any) -> jax.ShapeDtypeStruct:
         aval.dtype,
         sharding=sharding,
         weak_type=getattr(aval, "weak_type", False),
+        manual_axis_type=getattr(aval, "manual_axis_type", None),
     )
 
 

@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .. import _jax
 from ._elementwise import ELEMENTWISE
 
 Axis = int | None
@@ -45,7 +46,7 @@ def lanes_of(equation: Any) -> list[Lane]:
     **Arguments:** `equation` is one of a jaxpr's.
     """
     name = equation.primitive.name
-    if equation.effects:
+    if _jax.has_effects(equation):
         return []
     rule = _elementwise if name in ELEMENTWISE else _RULES.get(name)
     return list(rule(equation)) if rule else []

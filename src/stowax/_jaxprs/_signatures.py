@@ -57,7 +57,7 @@ class Keys:
         """
         found = self._types.get(id(aval))
         if found is None:
-            names = ("memory_space", "vma")
+            names = ("memory_space", "manual_axis_type")
             rest = tuple(self.describe(getattr(aval, name, None)) for name in names)
             # On which mesh the compiler partitions an array says nothing of its layer.
             spread = _jax.explicit_sharding(aval) if hasattr(aval, "sharding") else None

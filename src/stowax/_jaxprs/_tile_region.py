@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from .. import _jax
 from ._elementwise import ELEMENTWISE
 from ._jaxpr import Program
 from ._lanes import Axis, Lane, is_spread, lanes_of
@@ -118,8 +119,8 @@ def _may_be_spread(lane: Lane, side: int) -> bool:
 
 def _is_spread(program: Program, position: int) -> bool:
     """Whether a node's operands are spread over devices, for all that is known."""
-    avals = (v.aval for v in program.nodes[position].equation.invars)
-    return any(aval.sharding.mesh.size > 1 for aval in avals)
+    operands = program.nodes[position].equation.invars
+    return any(_jax.may_be_spread(v.aval) for v in operands)
 
 
 def values_of(
@@ -171,7 +172,7 @@ class _Region:
         self._add(self.seed, lane)
         for position in range(self.seed + 1, len(nodes)):
             node = nodes[position]
-            if node.equation.effects:
+            if _jax.has_effects(node.equation):
                 return None  # it would run before or after what it did not
             joins = position in free and position not in self.lanes
             own = self._lane_of(position) if joins else None

@@ -191,8 +191,7 @@ def _run_block(
 def _zero(aval: Any) -> Any:
     """What a sum over blocks starts from: of narrow floats it is made in float32."""
     narrow = jnp.issubdtype(aval.dtype, jnp.floating) and aval.dtype.itemsize < 4
-    dtype = jnp.float32 if narrow else aval.dtype
-    return jnp.zeros(aval.shape, dtype, device=_jax.explicit_sharding(aval))
+    return _jax.zeros(aval, jnp.float32 if narrow else None)
 
 
 def _in_blocks(value: Any, axis: int, tiling: Tiling) -> tuple[Any, Any]:

@@ -41,18 +41,10 @@ class Call:
     known: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def program(self, keep_checkpoint: bool) -> Program:
-        """The call, flat.
-
-        With `keep_checkpoint`, a `jax.checkpoint` around a loop stays, and the loop in
-        it is no stack.
-        """
-
-        def keep(equation: Any) -> bool:
-            return keep_checkpoint or not holds_loop(equation)
-
+        """The call, `flattened`."""
         key = "program", keep_checkpoint
         if key not in self.known:
-            self.known[key] = Program(inline(self.jaxpr, keep_checkpoint=keep))
+            self.known[key] = flattened(self.jaxpr, keep_checkpoint)
         return self.known[key]
 
     def handed_through(self) -> dict[int, int]:
@@ -128,6 +120,19 @@ class Call:
             inputs=(*inputs, *read),
             assemble=self.assemble,
         )
+
+
+def flattened(jaxpr: Any, keep_checkpoint: bool) -> Program:
+    """A jaxpr with its calls opened.
+
+    With `keep_checkpoint`, a `jax.checkpoint` around a loop stays, and the loop in it
+    is no stack.
+    """
+
+    def keep(equation: Any) -> bool:
+        return keep_checkpoint or not holds_loop(equation)
+
+    return Program(inline(jaxpr, keep_checkpoint=keep))
 
 
 def closed(function: Callable[..., Any], specs: Sequence[Any]) -> tuple[Any, list[Any]]:

@@ -10,8 +10,6 @@ first stands behind, too. What that brings: docs/notes.md, 2026-11-28.
 from collections.abc import Collection
 from typing import Any
 
-import jax
-
 from .. import _jax
 from .._jaxprs._jaxpr import Program, bind, inline, spec_of, trace
 from .._jaxprs._wide import bytes_of
@@ -52,7 +50,7 @@ def with_early_gradients(backward: Any, gradients: Collection[int]) -> Any:
                     compute(k)
                 if ready:
                     held = [number, *(program.nodes[k].outputs[0] for k in ready)]
-                    behind = jax.lax.optimization_barrier([env[n] for n in held])
+                    behind = _jax.barrier([env[n] for n in held])
                     env.update(zip(held, behind, strict=True))
             compute(position)
         return program.read_outputs(env, len(program.outputs))

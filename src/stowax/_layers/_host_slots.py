@@ -48,12 +48,14 @@ def empty_array(shape: Sequence[int], aval: Any, sharding: Any = None) -> Any:
     that of the array's type, where types have one (`_jax.explicit_sharding`).
     """
     shape = tuple(shape)
-    if aval.sharding.mesh.size > 1:
-        return jax.lax.platform_dependent(
+    if _jax.may_be_spread(aval):
+        made = jax.lax.platform_dependent(
             tpu=lambda: jax.lax.empty(shape, aval.dtype, out_sharding=sharding),
             default=lambda: jax.lax.full(shape, 0, aval.dtype, sharding=sharding),
         )
-    return jax.lax.empty(shape, aval.dtype, out_sharding=sharding)
+    else:
+        made = jax.lax.empty(shape, aval.dtype, out_sharding=sharding)
+    return _jax.varying_as(made, aval)
 
 
 def write_layer(layers: Any, value: Any, layer: Any) -> Any:
@@ -65,7 +67,8 @@ def write_layer(layers: Any, value: Any, layer: Any) -> Any:
 def empty_slots(count: int, aval: Any) -> Any:
     """Host memory for `count` values of one type; what it holds is not defined."""
     sharding = _spread(aval, leading=1)
-    return _jax.empty_on_host((count, *aval.shape), aval.dtype, sharding)
+    made = _jax.empty_on_host((count, *aval.shape), aval.dtype, sharding)
+    return _jax.varying_as(made, aval)
 
 
 def write_slot(slots: Any, value: Any, layer: Any, scope: str) -> Any:

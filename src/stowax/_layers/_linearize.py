@@ -208,10 +208,7 @@ def _split(
         pull_back = jax.tree.unflatten(seen["structure"], leaves)
         return list(pull_back(cotangents))
 
-    cotangents = [
-        jax.ShapeDtypeStruct(s.shape, _tangent_dtype(s), sharding=s.sharding)
-        for s in seen["cotangents"]
-    ]
+    cotangents = [s.update(dtype=_tangent_dtype(s)) for s in seen["cotangents"]]
     return LinearizedBody(
         forward=program,
         output_count=count,

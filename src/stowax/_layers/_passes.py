@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from .._jax import aval_of, explicit_sharding
+from .._jax import aval_of, zeros
 from .._jaxprs._jaxpr import Program, evaluate, inline
 from ._host_feed import Feed, Writer, neighbour
 from ._host_layers import HostGradients, HostLayers, after, can_order, first_element
@@ -289,8 +288,3 @@ def _scan(stack: Stack, body: Any, init: Any, xs: Any, reverse: bool = False) ->
     reverse = stack.reverse != reverse
     with jax.named_scope(LOOP_SCOPE):
         return jax.lax.scan(body, init, xs, length=stack.count, reverse=reverse)
-
-
-def zeros(aval: Any) -> Any:
-    """Zeros of a type."""
-    return jnp.zeros(aval.shape, aval.dtype, device=explicit_sharding(aval))

@@ -39,11 +39,12 @@ from typing import Any
 
 import jax
 
+from .._jax import zeros
 from .._records._stages import Options
 from ._boundary import Boundary, emit_backward, emit_forward, emit_plain
 from ._groups import runs_again
 from ._linearize import Linearize, LinearizedBody
-from ._passes import Activity, zeros
+from ._passes import Activity
 from ._stack import Choose, Stack, Stored, moves, scope_name
 
 __all__ = ["Choose", "Running", "Stack", "Stored", "run_stack", "scope_name"]
@@ -196,5 +197,5 @@ def _instantiated(of_layers: Any) -> Any:
 
 def _instantiate(cotangent: Any) -> Any:
     if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
-        return zeros(cotangent)
+        return zeros(cotangent.aval)
     return cotangent

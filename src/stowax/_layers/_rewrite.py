@@ -13,20 +13,21 @@ stacks.
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import _jax
 from .._jax_primitives import only_prints
-from .._jaxprs._jaxpr import Program, bind, evaluate, inline, spec_of, trace
+from .._jaxprs._control_flow import rebuild
+from .._jaxprs._jaxpr import Program, bind, inline
 from .._jaxprs._repeats import Repeat, find_repeats
-from .._jaxprs._tiles import all_tiled, is_tiled
+from .._jaxprs._tiles import all_tiled
 from .._records._stages import Options
 from ._boundary import Boundary
-from ._calls import Call
+from ._calls import Call, flattened
 from ._linearize import Linearized, linearizer
-from ._pipeline import Choose, Running, Stack, run_stack
+from ._loop_units import LoopUnit, ScanUnit, constants_first
+from ._pipeline import Choose, Running, run_stack
 from ._segment import in_segments
 
 
@@ -69,27 +70,34 @@ class Rewriter:
         )
         if key not in call.known:
             program = call.program(options.keep_checkpoint)
-            if options.tiles:
-                program = _in_tiles(call, program, options)
-            call.known[key] = program, _ordered_units(program, options)
+            call.known[key] = _read(call.jaxpr, program, options)
+        runner = functools.partial(run_stack, running=self.running)
         program, units = call.known[key]
-        return run_call(program, units, self.prepare(call), self.running)
+        return _run(program, units, self.prepare(call), runner)
 
 
-def _in_tiles(call: Call, program: Program, options: Options) -> Program:
-    """The call with its losses in blocks; in a `jax.checkpoint`, if not outside."""
-    found = all_tiled(program, options.tiles)
+def _read(jaxpr: Any, flat: Program, options: Options) -> tuple[Program, list[Any]]:
+    """What runs in place of a jaxpr that is `flat`: a program, and its units."""
+    program = _in_tiles(jaxpr, flat, options) if options.tiles else flat
+    return program, _ordered_units(program, options)
+
+
+def _in_tiles(jaxpr: Any, flat: Program, options: Options) -> Program:
+    """A program with its losses in blocks; in a `jax.checkpoint`, if not outside."""
+    found = all_tiled(flat, options.tiles)
     if found is None and not options.keep_checkpoint:
-        found = all_tiled(Program(inline(call.jaxpr)), options.tiles)
-    return found or program
+        found = all_tiled(Program(inline(jaxpr)), options.tiles)
+    return found or flat
 
 
-def run_call(
-    program: Program, units: Sequence[Any], inputs: Sequence[Any], running: Running
+def _run(
+    program: Program,
+    units: Sequence[Any],
+    inputs: Sequence[Any],
+    runner: Callable[..., Any],
 ) -> list[Any]:
-    """Evaluates a call, as `units` in their order: nodes and stacks."""
+    """Evaluates a program, as `units` in their order: nodes, stacks, and such parts."""
     env = {**program.constants(), **dict(enumerate(inputs))}
-    runner = functools.partial(run_stack, running=running)
     for unit in units:
         if isinstance(unit, int):
             node = program.nodes[unit]
@@ -101,7 +109,7 @@ def run_call(
 
 
 def _ordered_units(program: Program, options: Options) -> list[Any]:
-    """The call as single nodes and stacks, in an order in which they can run.
+    """A program as single nodes and stacks, in an order in which they can run.
 
     Blocks of an unrolled loop run together, so what they read must come first, and what
     reads them later; a loop whose blocks cannot be brought together (something outside
@@ -112,7 +120,7 @@ def _ordered_units(program: Program, options: Options) -> list[Any]:
     while True:
         stacks = _stack_units(program, repeats)
         try:
-            order = _topological(program, stacks)
+            order = _with_mapped(program, _topological(program, stacks), options)
             return in_segments(program, order) if options.segments else order
         except _Entangled as entangled:
             repeats = tuple(r for r in repeats if r is not entangled.repeat)
@@ -132,14 +140,9 @@ def _is_loop_of_scans(program: Program, repeat: Repeat) -> bool:
     return _PRODUCTS.isdisjoint(outside) and any(
         e.primitive.name == "scan"
         and e.params["length"] >= repeat.count
-        and _holds_product(e.params["jaxpr"])
+        and _products(e)
         for e in equations
     )
-
-
-def _holds_product(jaxpr: Any) -> bool:
-    equations = Program(inline(jaxpr)).nodes
-    return any(n.equation.primitive.name in _PRODUCTS for n in equations)
 
 
 def loops_with_effects(call: Call, options: Options) -> list[str]:
@@ -167,9 +170,9 @@ def _stack_units(program: Program, repeats: Sequence[Repeat]) -> list[Any]:
     for number, (_, what) in enumerate(sorted(found, key=lambda f: f[0])):
         name = f"{program.fingerprint[:8]}.{number}"
         units.append(
-            _ScanUnit(name=name, position=what)
+            ScanUnit(name=name, position=what)
             if isinstance(what, int)
-            else _LoopUnit(name=name, repeat=what, body=_constants_first(what))
+            else LoopUnit(name=name, repeat=what, body=constants_first(what))
         )
     return units
 
@@ -205,7 +208,7 @@ def _topological(program: Program, stacks: Sequence[Any]) -> list[Any]:
                 pending.pop()
                 continue
             if any(other in pending for other in waiting):
-                loops = [u for u in pending if isinstance(u, _LoopUnit)]
+                loops = [u for u in pending if isinstance(u, LoopUnit)]
                 raise _Entangled(loops[-1].repeat)
             state[key] = "open"
             pending.extend(waiting)
@@ -228,11 +231,15 @@ def _needs(program: Program, owner: Mapping[int, Any], unit: Any) -> list[Any]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _ScanUnit:
-    """A scan of the user's as one unit of a call."""
+class _MappedUnit:
+    """A `jax.shard_map` that holds the layers: a device's part of them is a program.
 
-    name: str
+    It is read where it runs: only there have the mesh's axes names.
+    """
+
     position: int
+    options: Options
+    known: list[Any] = dataclasses.field(default_factory=list, repr=False)
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -242,87 +249,40 @@ class _ScanUnit:
         self, program: Program, env: dict[int, Any], runner: Callable[..., Any]
     ) -> None:
         node = program.nodes[self.position]
-        params = node.equation.params
-        consts, carried = _jax.scan_counts(node.equation)
-        stack = Stack(
-            name=self.name,
-            source=_jax.source_text(node.equation) or "unknown source",
-            count=params["length"],
-            body=params["jaxpr"],
-            const_count=consts,
-            carry_count=carried,
-            reverse=params["reverse"],
-            tiles=is_tiled(node.equation),
-        )
-        values = node.read(env)
-        a, b = stack.const_count, stack.const_count + stack.carry_count
+
+        def inside(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
+            if not self.known:
+                part = flattened(jaxpr, self.options.keep_checkpoint)
+                self.known[:] = _read(jaxpr, part, self.options)
+            part, units = self.known
+            return _run(part, units, inputs, runner)
+
         with _jax.source_of(node.equation):
-            carry, ys, passed = runner(stack, values[:a], values[a:b], values[b:])
-        env.update(zip(node.outputs, [*carry, *ys], strict=True))
-        for number, value in zip(node.inputs[:a], passed, strict=True):
-            if number is not None:
-                env[number] = value
+            out = rebuild(node.equation, node.read(env), inside)
+        env.update(zip(node.outputs, out, strict=True))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _LoopUnit:
-    """The repeating blocks of an unrolled loop as one unit of a call."""
+def _with_mapped(program: Program, order: list[Any], options: Options) -> list[Any]:
+    """The units, a `jax.shard_map` that has most of the products as one of its own."""
+    products = [_products(node.equation) for node in program.nodes]
 
-    name: str
-    repeat: Repeat
-    body: Any
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        return tuple(itertools.chain.from_iterable(self.repeat.blocks))
-
-    def run(
-        self, program: Program, env: dict[int, Any], runner: Callable[..., Any]
-    ) -> None:
-        repeat = self.repeat
-
-        def read(atom: Any) -> Any:
-            if isinstance(atom, _jax.Literal):
-                return atom.val
-            return env[program.numbers[atom]]
-
-        first = program.nodes[repeat.blocks[0][0]].equation
-        stack = Stack(
-            name=self.name,
-            source=_jax.source_text(first) or "unknown source",
-            count=repeat.count,
-            body=self.body,
-            const_count=len(repeat.constants),
-            carry_count=len(repeat.carry),
-            separate=True,
-        )
-        carry, outputs, passed = runner(
-            stack,
-            [read(v) for v in repeat.constants],
-            [read(c.initial) for c in repeat.carry],
-            [[read(v) for v in layers] for layers in repeat.per_layer],
-        )
-        for constant, value in zip(repeat.constants, passed, strict=True):
-            env[program.numbers[constant]] = value
-        for handed_on, value in zip(repeat.carry, carry, strict=True):
-            env[program.numbers[handed_on.final]] = value
-        for output, values in zip(repeat.outputs, outputs, strict=True):
-            for layer, variable in enumerate(output.variables):
-                if variable is not None:
-                    env[program.numbers[variable]] = values[layer]
-
-
-def _constants_first(repeat: Repeat) -> Any:
-    """The body with its inputs in a stack's order: constants, carry, per layer."""
-    inputs = _jax.open_jaxpr(repeat.body).invars
-    carried, constant = len(repeat.carry), len(repeat.constants)
-    carry, consts = inputs[:carried], inputs[carried : carried + constant]
-    order = [*consts, *carry, *inputs[carried + constant :]]
-
-    def body(*values: Any) -> list[Any]:
-        given = dict(zip(order, values, strict=True))
-        return evaluate(
-            repeat.body, [given[v] for v in inputs], keep_checkpoint=lambda e: True
+    def holds_the_layers(unit: Any) -> bool:
+        return (
+            isinstance(unit, int)
+            and program.nodes[unit].equation.primitive.name == "shard_map"
+            and products[unit] > sum(products) / 2
         )
 
-    return trace(body, *[spec_of(v.aval) for v in order])
+    return [
+        _MappedUnit(position=unit, options=options) if holds_the_layers(unit) else unit
+        for unit in order
+    ]
+
+
+def _products(equation: Any) -> int:
+    """How many matrix products an equation is, and runs inside."""
+    trips = equation.params.get("length", 1) if _is_loop(equation) else 1
+    inner = _jax.jaxprs_in(equation.params)
+    return (equation.primitive.name in _PRODUCTS) + trips * sum(
+        _products(e) for jaxpr in inner for e in jaxpr.eqns
+    )

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from .._jax import barrier
 from .._jaxprs._jaxpr import evaluate
 from ._linearize import LinearizedBody
 from ._passes import Activity, Cotangents
@@ -105,7 +106,7 @@ def backward_straight(
             made[-1:] = [after] if made else []
             grads = body.pull_back(values, given, totals)
             if stack.segment and not at_hand.keys() >= {*body.residuals}:
-                grads = jax.lax.optimization_barrier(grads)
+                grads = barrier(grads)
             by_input = dict(zip(body.active_inputs, grads, strict=True))
             totals = [by_input[i] for i in active.consts]
             ct_carry = [by_input[i] for i in active.carry]
@@ -132,7 +133,7 @@ def _residuals(
     read = dict.fromkeys(i for k in run for i in program.nodes[k].inputs)
     operands = [i for i in read if i is not None and i in at_hand]
     if operands:
-        held, cotangents, after = jax.lax.optimization_barrier(
+        held, cotangents, after = barrier(
             ([at_hand[i] for i in operands], cotangents, after)
         )
         at_hand = {**at_hand, **dict(zip(operands, held, strict=True))}

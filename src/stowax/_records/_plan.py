@@ -15,7 +15,7 @@ from .._files import write_whole
 from ._peak import MemoryPeak
 from ._stages import Decision, Options, Outcome, Role
 
-FORMAT_VERSION = 20
+FORMAT_VERSION = 21
 
 Source = Literal["compiled", "predicted"]
 """What a figure is of: a program that was compiled, or one that was not."""

@@ -305,7 +305,6 @@ class Search:
             self.asked.say(proposal.what)
         self.asked.say(f"compiling plan {number}{most}")
         self.calls += 1
-        correction = space.memory.excess(decisions)
         try:
             measured = compile_and_read(
                 space.survey,
@@ -313,9 +312,10 @@ class Search:
                 space.survey.step_plan(decisions),
                 proposal.options,
                 cache=self.asked.cache,
-                correction=correction,
+                correction=space.memory.excess(decisions),
                 donate=space.may_donate,
             )
+            space.check_places(measured, self.budget)
         except (CompileError, OffloadVanishedError) as error:
             self._refused(proposal, error)
             return

@@ -25,6 +25,7 @@ from .._survey._preferences import Preferences
 from .._survey._survey import Survey, predict
 from .._survey._take import take_survey
 from .._trial._compiled import Measured, compile_and_read, outcome
+from .._trial._copies import check_no_worse
 from ._correction import Memory, Stalls, stalled
 
 _DOUBT, _DOUBT_UNROLLED = 1.08, 1.35
@@ -67,6 +68,12 @@ class Space:
     def may_donate(self) -> bool:
         """Whether the state's buffers are donated where that is wanted."""
         return self.survey.donates and bool(self.survey.step.donate)
+
+    def check_places(self, measured: Measured, budget: int) -> None:
+        """**Raises:** `CompileError` where a plan's copies go wrong, the step's not."""
+        if measured.misplaced:
+            written = plain(self, budget, donate=self.may_donate).measured
+            check_no_worse(measured.misplaced, written.misplaced)
 
     @property
     def as_written(self) -> bool:

@@ -68,7 +68,6 @@ SKEW = (
     "the gradient is differentiated forwards (by jax.jvp), and a jax.custom_jvp inside "
     "of it may have a rule that is no derivative"
 )
-MANUAL = "it is called inside of jax.shard_map, where every device has a program"
 ORDERED = "it has effects in a fixed order, which nothing may be moved across"
 
 PLAIN, FORWARD, BACKWARD = "stowax_plain", "stowax_forward", "stowax_backward"

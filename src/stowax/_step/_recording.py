@@ -28,11 +28,15 @@ from .. import _jax
 from .._jax_primitives import (
     Unplannable,
     effects_of,
-    in_manual_mesh,
     is_ordered,
     tangent_type,
 )
-from .._jaxprs._jaxpr import evaluate, is_checkpoint, spec_of, typed_as
+from .._jaxprs._jaxpr import (
+    evaluate,
+    is_checkpoint,
+    spec_of,
+    typed_as,
+)
 from .._layers._calls import Call, name_of, trace_call
 from .._layers._objects import without_objects
 from .._layers._rewrite import Rewriter
@@ -41,7 +45,6 @@ from .._target._specs import ONE_DEVICE
 from ._drawn_in import draw_in
 from ._lineage import is_backward
 from ._marked import (
-    MANUAL,
     ORDERED,
     TICKET,
     Over,
@@ -93,7 +96,7 @@ class Recording:
 
     @property
     def manual(self) -> bool:
-        """Whether a part of what is differentiated is inside of `jax.shard_map`."""
+        """Whether a loop of what is differentiated is inside of `jax.shard_map`."""
         return any(_has(equation, _is_manual) for equation in self._differentiated)
 
     @property
@@ -124,7 +127,11 @@ def _has(equation: Any, wanted: Callable[[Any], bool]) -> bool:
 
 
 def _is_manual(equation: Any) -> bool:
-    return equation.primitive.name == "shard_map"
+    return equation.primitive.name == "shard_map" and _has(equation, _is_loop)
+
+
+def _is_loop(equation: Any) -> bool:
+    return equation.primitive.name == "scan" and equation.params["length"] > 1
 
 
 def record_step(
@@ -322,8 +329,6 @@ class _Recorder:
         if self.tracing:
             return function(*args, **kwargs)
         self.names.append(name_of(function))
-        if in_manual_mesh():
-            raise Unplannable(MANUAL)
         with without_objects(function, args, kwargs) as pure:
             self.tracing = True
             try:

@@ -40,14 +40,10 @@ class _PullBack:
     def __call__(self, given: Mapping[int, Any]) -> list[Any]:
         """Cotangents of the active inputs, from those of some of the outputs."""
         cotangents = [
-            given[k] if k in given else _zeros(aval) for k, aval in self._types.items()
+            given[k] if k in given else _jax.zeros(aval)
+            for k, aval in self._types.items()
         ]
         return list(self._pull(cotangents))
-
-
-def _zeros(aval: Any) -> Any:
-    sharding = _jax.explicit_sharding(aval)
-    return jax.numpy.zeros(aval.shape, aval.dtype, device=sharding)
 
 
 class Replay:

@@ -24,12 +24,14 @@ class Measured:
     """A compiled program: its figures, and the record of the trial.
 
     `inspection` is `None` where the compiler refused for want of memory; `was_kept`
-    says that nothing was compiled.
+    says that nothing was compiled. `misplaced` has the scope of each slice that goes
+    from or to another place than the program says; "" for one that has no name.
     """
 
     trial: Trial
     inspection: Any | None
     was_kept: bool = False
+    misplaced: tuple[str, ...] = ()
 
     @property
     def predicted_bytes(self) -> int:
@@ -104,7 +106,12 @@ def compile_and_read(
     trial = tried(memory.device.total, memory.host.total, seconds)
     if plan is not None:
         check_copies(survey, plan, program, module, inspection)
-    return Measured(trial=trial, inspection=inspection, was_kept=compiled.was_kept)
+    return Measured(
+        trial=trial,
+        inspection=inspection,
+        was_kept=compiled.was_kept,
+        misplaced=tuple(item.op_name for item in module.misplaced),
+    )
 
 
 def outcome(measured: Measured, budget: int | None, host_budget: int) -> str:

@@ -4,8 +4,9 @@ The compiler may join copies, rename them, or leave them out; then the plan save
 nothing, or computes with what nobody wrote. So each one is looked for, on every plan.
 """
 
+import collections
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -65,7 +66,10 @@ def check_copies(
 
 
 def _check_places(program: Program, target: str) -> None:
-    """**Raises:** `CompileError` where what the plan moves comes to other places."""
+    """**Raises:** `CompileError` where what the plan moves comes to other places.
+
+    What else does is compared with the step as it is, by `check_no_worse`.
+    """
     if program.crossing:
         raise CompileError(
             f"The compiler for {target} was told to write results on the device over "
@@ -76,6 +80,23 @@ def _check_places(program: Program, target: str) -> None:
         raise CompileError(
             f"The compiler for {target} copies slices from or to other places than the "
             f"program says: {', '.join(wrong[:3])}"
+        )
+
+
+def check_no_worse(planned: Sequence[str], written: Sequence[str]) -> None:
+    """Compares the slices that come to other places in two programs of a step.
+
+    **Arguments:** the scopes of those of a plan's program, and of the step's as it is.
+    What a compiler's passes make has none: it may be of the plan's loops.
+
+    **Raises:** `CompileError` where the plan's program has more.
+    """
+    more = collections.Counter(planned) - collections.Counter(written)
+    if more:
+        named = [name or "some without a name" for name in more]
+        raise CompileError(
+            "The compiler copies slices from or to other places than the program says, "
+            f"and does not where the step is as it is: {', '.join(named[:3])}"
         )
 
 

@@ -25,7 +25,7 @@ from .._jaxprs._jaxpr import Node, Program
 from .._layers._axis_order import as_it_lies
 from .._layers._host_layers import split
 from .._layers._host_slots import empty_array, to_device, to_host
-from ._awaited import after_all, in_turn, zero_after
+from ._awaited import after_all, can_wait_for, in_turn, zero_after
 from ._feed import HostValue
 from ._pieces import (
     Place,
@@ -107,9 +107,16 @@ class Loop:
         # Signs may be constants: a compiler knows those.
         data = [waiting[self.first]] if self.first is not None else []
         data = data or [*self.sliced.values(), *self.views.values()][:1]
+        data = data or self._arguments()[:1]
         zero = zero_after([*data, *signs])
         totals = {n: first_total(self.program, n, piece) for n in group.totals}
         return buffers, results, waiting, totals, zero
+
+    def _arguments(self) -> list[Any]:
+        """The step's own on the device, for a loop that only brings leaves there."""
+        given = range(self.program.input_count)
+        there = [self.env[i] for i in given if i in self.env]
+        return [value for value in there if can_wait_for(value)]
 
     def step(self, i: Any, carry: Any) -> Any:
         """Iteration `i`: writes block `i - 1`, fetches and computes block `i`.

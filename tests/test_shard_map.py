@@ -230,3 +230,136 @@ def test_a_step_in_a_shard_map_fits_half_of_what_it_takes(
     assert found.fits
     assert any("blocks of tokens" in note for note in found.proof.notes)
     assert found.device_bytes <= 0.45 * found.search.written.compiled_bytes
+
+
+AXES = (AxisType.Explicit,) * 2
+
+
+def weights_and_examples(mesh):
+    put = lambda a: jax.device_put(a, NamedSharding(mesh, P()))
+    w = put(jax.random.normal(jax.random.key(0), (LAYERS, 64, 64)) / 8)
+    x = jax.random.normal(jax.random.key(1), (64, 64))
+    return w, jax.device_put(x, NamedSharding(mesh, P("data")))
+
+
+def wave(w, x):
+    return jnp.var(jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, w)[0])
+
+
+def each_example(mesh):
+    """Gradients of examples, as of DP-SGD, on each device."""
+
+    def local(w, x):
+        run = jax.vmap(jax.value_and_grad(wave), in_axes=(None, 0))
+        value, grads = run(w, x[:, None])
+        return w - 0.1 * jnp.tanh(grads).mean(0), jax.lax.pmean(value.mean(), "data")
+
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False
+    )
+
+
+def checked_ensemble(mesh):
+    def local(w, x):
+        run = jax.vmap(jax.value_and_grad(wave), in_axes=(0, None))
+        value, grads = run(jnp.stack([w, 2 * w]), x)
+        return w - 0.01 * grads.sum(0), jax.lax.pmean(value.mean(), "data")
+
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=True
+    )
+
+
+def over_one_axis(mesh):
+    """Of a mesh of two with types; the compiler or types know of the other one."""
+
+    def local(w, x):
+        value, grads = jax.value_and_grad(wave)(w, x)
+        return w - 0.01 * grads, jax.lax.pmean(value, "data")
+
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(P(), P("data")),
+        out_specs=P(),
+        axis_names={"data"},
+    )
+
+
+def checkpointed(mesh):
+    part = jax.shard_map(
+        lambda w, x: jax.lax.pmean(wave(w, x), "data"),
+        mesh=mesh,
+        in_specs=(P(), P("data")),
+        out_specs=P(),
+    )
+
+    def step(w, x):
+        value, grads = jax.value_and_grad(jax.checkpoint(part))(w, x)
+        return w - 0.1 * grads, value
+
+    return step
+
+
+@pytest.mark.slow
+@pytest.mark.quick("over_one_axis", "checked_ensemble")
+@pytest.mark.parametrize(
+    "step_over",
+    [each_example, checked_ensemble, over_one_axis, checkpointed],
+    ids=lambda step: step.__name__,
+)
+def test_gradients_in_other_ways_are_planned_inside(step_over, usual_promotion):
+    types = AXES if step_over is over_one_axis else (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=types)
+    with jax.set_mesh(mesh):
+        step, (w, x) = step_over(mesh), weights_and_examples(mesh)
+        planned = stowax.jit(step, pin=RECOMPUTE, compiles=4, progress=False)
+        for a, b in zip(jax.jit(step)(w, x), planned(w, x), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+    assert [d for d in planned.plan.decisions if d.decision == "recompute"]
+    assert not planned.plan.proof.notes
+
+
+def shared_words(mesh, words):
+    """A head whose words are spread over devices, which add up the softmax's parts."""
+
+    def loss(head, x, labels):
+        logits = x @ head
+        most = jax.lax.pmax(jax.lax.stop_gradient(logits.max(-1)), "model")
+        total = jax.lax.psum(jnp.exp(logits - most[:, None]).sum(-1), "model")
+        mine = labels - jax.lax.axis_index("model") * logits.shape[1]
+        here = (mine >= 0) & (mine < logits.shape[1])
+        place = jnp.clip(mine, 0, logits.shape[1] - 1)[:, None]
+        chosen = jnp.take_along_axis(logits, place, 1)[:, 0]
+        chosen = jax.lax.psum(jnp.where(here, chosen, 0), "model")
+        return jax.lax.pmean((jnp.log(total) + most - chosen).mean(), "data")
+
+    part = jax.shard_map(
+        loss,
+        mesh=mesh,
+        in_specs=(P(None, "model"), P("data"), P("data")),
+        out_specs=P(),
+    )
+
+    def step(head, x, labels):
+        value, grad = jax.value_and_grad(part)(head, x, labels)
+        return head - 0.1 * grad, value
+
+    put = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, P(*spec)))
+    head = jax.random.normal(jax.random.key(0), (64, words)) / 8
+    labels = jax.random.randint(jax.random.key(1), (4096,), 0, words)
+    x = jax.random.normal(jax.random.key(2), (4096, 64))
+    return step, (put(head, None, "model"), put(x, "data"), put(labels, "data"))
+
+
+@pytest.mark.slow
+def test_a_loss_whose_words_are_spread_runs_in_blocks_of_tokens(usual_promotion):
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    step, args = shared_words(mesh, 16384)
+    planned = stowax.jit(step, budget="45%", target="h200x8", progress=False)
+    expected, found = jax.jit(step)(*args), planned(*args)
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+    notes = planned.plan.proof.notes
+    assert planned.plan.fits
+    assert any("blocks of tokens" in note for note in notes)

@@ -313,7 +313,9 @@ def partitioned_by_compiler(
         if mesh is None:
             return function(*values)
         with jax.sharding.use_abstract_mesh(mesh):
-            return jax.sharding.auto_axes(function, out_sharding=results)(*values)
+            return jax.sharding.auto_axes(
+                function, axes=mesh.explicit_axes, out_sharding=results
+            )(*values)
 
     return run
 

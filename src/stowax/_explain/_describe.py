@@ -187,7 +187,7 @@ _NESTED = (
     "little more than the layer's input"
 )
 _MANUAL = (
-    "layers inside of jax.shard_map run as they are written: less than half of the "
+    "layers inside of jax.shard_map run as they are written: not a quarter of the "
     "matrix products are in there. With jax.checkpoint around the layer they keep "
     "little more than its input"
 )
@@ -221,9 +221,7 @@ def notes(
     if left:
         found.insert(0, f"what is differentiated runs as written: {'; '.join(left)}")
     calls = survey.step.recording.calls
-    if effects := [
-        place for call in calls for place in loops_with_effects(call, survey.options)
-    ]:
+    if effects := [place for call in calls for place in loops_with_effects(call)]:
         places = dict.fromkeys(short_source(place) for place in effects)
         found.insert(
             0,

@@ -10,7 +10,7 @@ what is not gets computed again, what nobody reads does not run.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,12 +32,18 @@ def is_checkpoint(equation: Any) -> bool:
 def holds_loop(equation: Any) -> bool:
     """Whether a scan stands in the equation's call, not inside of anything else."""
     inner = _inner(equation)
-    if inner is None:
-        return False
-    return any(
-        (e.primitive.name == "scan" and e.params["length"] > 1) or holds_loop(e)
-        for e in _jax.open_jaxpr(inner).eqns
-    )
+    return inner is not None and any(loops_in(inner))
+
+
+def loops_in(jaxpr: Any) -> Iterator[Any]:
+    """The scans of a jaxpr, those of its calls and of `jax.shard_map` in it too."""
+    for equation in _jax.open_jaxpr(jaxpr).eqns:
+        mapped = equation.primitive.name == "shard_map"
+        inner = equation.params["jaxpr"] if mapped else _inner(equation)
+        if equation.primitive.name == "scan" and equation.params["length"] > 1:
+            yield equation
+        elif inner is not None:
+            yield from loops_in(inner)
 
 
 def _inner(equation: Any) -> Any | None:

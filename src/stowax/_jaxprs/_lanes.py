@@ -96,6 +96,13 @@ def _elementwise(equation: Any) -> Iterator[Lane]:
         )
 
 
+def _collective(equation: Any) -> Iterator[Lane]:
+    """Of what devices hold at the same place; no lane along axes of `jax.vmap`."""
+    named = all(isinstance(axis, str) for axis in equation.params["axes"])
+    if named and len(equation.invars) == 1:
+        yield from _elementwise(equation)
+
+
 def _broadcast(equation: Any) -> Iterator[Lane]:
     ins, out = _shapes(equation)
     if len(ins) != 1:
@@ -241,6 +248,7 @@ _RULES: dict[str, Callable[[Any], Iterator[Lane]]] = {
     **dict.fromkeys(
         ("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"), _along_others("axis")
     ),
+    **dict.fromkeys(("pmax", "pmin", "psum", "psum_invariant", "pvary"), _collective),
     "broadcast_in_dim": _broadcast,
     "concatenate": _along_others("dimension"),
     "dot_general": _product,

@@ -19,7 +19,7 @@ from typing import Any
 from .. import _jax
 from .._jax_primitives import only_prints
 from .._jaxprs._control_flow import rebuild
-from .._jaxprs._jaxpr import Program, bind, inline
+from .._jaxprs._jaxpr import Program, bind, inline, loops_in
 from .._jaxprs._repeats import Repeat, find_repeats
 from .._jaxprs._tiles import all_tiled
 from .._records._stages import Options
@@ -145,13 +145,12 @@ def _is_loop_of_scans(program: Program, repeat: Repeat) -> bool:
     )
 
 
-def loops_with_effects(call: Call, options: Options) -> list[str]:
+def loops_with_effects(call: Call) -> list[str]:
     """Where a call scans layers that run as they are written, for their effects."""
-    nodes = call.program(options.keep_checkpoint).nodes
     return [
-        _jax.source_text(node.equation) or "unknown source"
-        for node in nodes
-        if _is_loop(node.equation) and not only_prints(node.equation)
+        _jax.source_text(loop) or "unknown source"
+        for loop in loops_in(call.jaxpr)
+        if not only_prints(loop)
     ]
 
 
@@ -262,15 +261,22 @@ class _MappedUnit:
         env.update(zip(node.outputs, out, strict=True))
 
 
+_LARGE = 0.25
+"""Part of a program's matrix products in a `jax.shard_map` that is planned inside."""
+
+
 def _with_mapped(program: Program, order: list[Any], options: Options) -> list[Any]:
-    """The units, a `jax.shard_map` that has most of the products as one of its own."""
+    """The units, a `jax.shard_map` that holds a stack of layers as one of its own.
+
+    One in each layer of a Python loop holds none: the layer is what is planned.
+    """
     products = [_products(node.equation) for node in program.nodes]
 
     def holds_the_layers(unit: Any) -> bool:
         return (
             isinstance(unit, int)
             and program.nodes[unit].equation.primitive.name == "shard_map"
-            and products[unit] > sum(products) / 2
+            and products[unit] > _LARGE * sum(products)
         )
 
     return [

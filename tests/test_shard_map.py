@@ -240,9 +240,6 @@ def test_a_python_loop_in_a_shard_map_is_cut_into_segments(usual_promotion):
     assert any("segments" in note for note in planned.plan.proof.notes)
 
 
-AXES = (AxisType.Explicit,) * 2
-
-
 def weights_and_examples(mesh):
     put = lambda a: jax.device_put(a, NamedSharding(mesh, P()))
     w = put(jax.random.normal(jax.random.key(0), (LAYERS, 64, 64)) / 8)
@@ -317,8 +314,8 @@ def checkpointed(mesh):
     ids=lambda step: step.__name__,
 )
 def test_gradients_in_other_ways_are_planned_inside(step_over, usual_promotion):
-    types = AXES if step_over is over_one_axis else (AxisType.Auto,) * 2
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=types)
+    kind = AxisType.Explicit if step_over is over_one_axis else AxisType.Auto
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))
     with jax.set_mesh(mesh):
         step, (w, x) = step_over(mesh), weights_and_examples(mesh)
         planned = stowax.jit(step, pin=RECOMPUTE, compiles=4, progress=False)

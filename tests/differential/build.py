@@ -16,7 +16,7 @@ from .handed import handed
 from .meshes import (
     MAPPED,
     in_mesh,
-    mapped_gradient,
+    mapped_mean,
     mesh_of,
     placed_batch,
     placed_state,
@@ -187,7 +187,7 @@ def _core(program, mark, join):
             losses = _scaled(losses, state["scale"])
         old = state["params"]
         run = functools.partial(FORMS[program.form], losses)
-        run = mapped_gradient(run, mesh) if program.mesh == MAPPED else run
+        run = mapped_mean(run, mesh) if program.mesh == MAPPED else run
         loss, grads, means = run(old, batch, key)
         if program.around == "loss scale":
             loss = loss / state["scale"]

@@ -9,7 +9,12 @@ from jax.sharding import PartitionSpec as P
 AXIS = "data"
 MAPPED = "shard_map gradient"
 SPREAD = (
-    *("auto", "explicit", "set mesh", "shard_map layers", "shard_map around", MAPPED),
+    "auto",
+    "explicit",
+    "set mesh",
+    "shard_map layers",
+    "shard_map around",
+    MAPPED,
 )
 
 
@@ -92,21 +97,8 @@ def mapped_layer(body, mesh):
     return run
 
 
-def mapped_loss(loss, mesh):
-    """A loss in `shard_map`: every device has its examples; the mean is of all."""
-
-    def local(params, batch, key):
-        return jax.tree.map(
-            lambda leaf: jax.lax.pmean(leaf, AXIS), loss(params, batch, key)
-        )
-
-    return jax.shard_map(
-        local, mesh=mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(), check_vma=False
-    )
-
-
-def mapped_gradient(run, mesh):
-    """A gradient in `shard_map`: that of a device's own examples, then the mean."""
+def mapped_mean(run, mesh):
+    """What `run` makes of a device's own examples, in `shard_map`: the mean of all."""
 
     def local(params, batch, key):
         found = run(params, batch, key)

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import loops
 from .layer_ops import OPS
-from .meshes import SPREAD, gathered, mapped_layer, mapped_loss
+from .meshes import SPREAD, gathered, mapped_layer, mapped_mean
 
 VOCABULARY = 16
 
@@ -170,6 +170,6 @@ def losses_of(program, mesh, mark, join=_identity):
         return criterion(params, y, batch), y
 
     if program.mesh == "shard_map around":
-        more = mapped_loss(more, mesh)
+        more = mapped_mean(more, mesh)
     plain = lambda params, batch, key: more(params, batch, key)[0]
     return Losses(plain=whole(plain), more=whole(more), outputs=whole(outputs))

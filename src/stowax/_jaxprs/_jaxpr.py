@@ -29,6 +29,11 @@ def is_checkpoint(equation: Any) -> bool:
     return equation.primitive.name in _REMAT
 
 
+def is_loop(equation: Any) -> bool:
+    """Whether the equation is a scan that runs its body more than once."""
+    return equation.primitive.name == "scan" and equation.params["length"] > 1
+
+
 def holds_loop(equation: Any) -> bool:
     """Whether a scan stands in the equation's call, not inside of anything else."""
     inner = _inner(equation)
@@ -40,7 +45,7 @@ def loops_in(jaxpr: Any) -> Iterator[Any]:
     for equation in _jax.open_jaxpr(jaxpr).eqns:
         mapped = equation.primitive.name == "shard_map"
         inner = equation.params["jaxpr"] if mapped else _inner(equation)
-        if equation.primitive.name == "scan" and equation.params["length"] > 1:
+        if is_loop(equation):
             yield equation
         elif inner is not None:
             yield from loops_in(inner)

@@ -4,7 +4,8 @@ A step is recorded once, and replayed for every program of a plan (`_step._recor
 In a replay the calls of marked functions come here, each with its jaxpr. Its scans and
 the repeating blocks of its unrolled loops become `Stack`s, which run through
 `_pipeline.run_stack`; everything else runs as written, `jax.checkpoint` calls without a
-loop inside included.
+loop inside included. A `jax.shard_map` that holds layers is a program to be evaluated
+so, in there.
 
 A call is known by the digest of its program, not by its place in the step: a loss that
 is traced twice (gradient accumulation under a scan, say) is one call with one set of
@@ -19,7 +20,7 @@ from typing import Any
 from .. import _jax
 from .._jax_primitives import only_prints
 from .._jaxprs._control_flow import rebuild
-from .._jaxprs._jaxpr import Program, bind, inline, loops_in
+from .._jaxprs._jaxpr import Program, bind, inline, is_loop, loops_in
 from .._jaxprs._repeats import Repeat, find_repeats
 from .._jaxprs._tiles import all_tiled
 from .._records._stages import Options
@@ -154,15 +155,11 @@ def loops_with_effects(call: Call) -> list[str]:
     ]
 
 
-def _is_loop(equation: Any) -> bool:
-    return equation.primitive.name == "scan" and equation.params["length"] > 1
-
-
 def _stack_units(program: Program, repeats: Sequence[Repeat]) -> list[Any]:
     rolled = {k for r in repeats for block in r.blocks for k in block}
     found: list[tuple[int, Any]] = [(r.blocks[0][0], r) for r in repeats]
     for position, node in enumerate(program.nodes):
-        is_free = position not in rolled and _is_loop(node.equation)
+        is_free = position not in rolled and is_loop(node.equation)
         if is_free and only_prints(node.equation):
             found.append((position, position))
     units = []
@@ -287,7 +284,7 @@ def _with_mapped(program: Program, order: list[Any], options: Options) -> list[A
 
 def _products(equation: Any) -> int:
     """How many matrix products an equation is, and runs inside."""
-    trips = equation.params.get("length", 1) if _is_loop(equation) else 1
+    trips = equation.params.get("length", 1) if is_loop(equation) else 1
     inner = _jax.jaxprs_in(equation.params)
     return (equation.primitive.name in _PRODUCTS) + trips * sum(
         _products(e) for jaxpr in inner for e in jaxpr.eqns

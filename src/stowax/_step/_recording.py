@@ -31,12 +31,7 @@ from .._jax_primitives import (
     is_ordered,
     tangent_type,
 )
-from .._jaxprs._jaxpr import (
-    evaluate,
-    is_checkpoint,
-    spec_of,
-    typed_as,
-)
+from .._jaxprs._jaxpr import evaluate, is_checkpoint, is_loop, spec_of, typed_as
 from .._layers._calls import Call, name_of, trace_call
 from .._layers._objects import without_objects
 from .._layers._rewrite import Rewriter
@@ -127,11 +122,7 @@ def _has(equation: Any, wanted: Callable[[Any], bool]) -> bool:
 
 
 def _is_manual(equation: Any) -> bool:
-    return equation.primitive.name == "shard_map" and _has(equation, _is_loop)
-
-
-def _is_loop(equation: Any) -> bool:
-    return equation.primitive.name == "scan" and equation.params["length"] > 1
+    return equation.primitive.name == "shard_map" and _has(equation, is_loop)
 
 
 def record_step(

@@ -37,11 +37,16 @@ def check_copies(
 ) -> None:
     """Looks for all that `plan` moves in the program that was compiled for it.
 
-    **Raises:** `CompileError` where copies go to other places than the program says;
+    **Raises:** `CompileError` where results go over arguments in another memory;
     `OffloadVanishedError` where what was planned is not there: a copy, or an update on
     the host's processor.
     """
-    _check_places(program, survey.target.name)
+    if program.crossing:
+        raise CompileError(
+            f"The compiler for {survey.target.name} was told to write results on the "
+            "device over arguments in host memory, or the other way round: "
+            f"{len(program.crossing)}"
+        )
     lost = _vanished(survey, inspection, plan)
     away: list[str] = []
     if plan.hosted:
@@ -65,29 +70,12 @@ def check_copies(
         )
 
 
-def _check_places(program: Program, target: str) -> None:
-    """**Raises:** `CompileError` where what the plan moves comes to other places.
-
-    What else does is compared with the step as it is, by `check_no_worse`.
-    """
-    if program.crossing:
-        raise CompileError(
-            f"The compiler for {target} was told to write results on the device over "
-            f"arguments in host memory, or the other way round: {len(program.crossing)}"
-        )
-    wrong = [i.op_name for i in program.misplaced if _OWN in i.op_name]
-    if wrong:
-        raise CompileError(
-            f"The compiler for {target} copies slices from or to other places than the "
-            f"program says: {', '.join(wrong[:3])}"
-        )
-
-
 def check_no_worse(planned: Sequence[str], written: Sequence[str]) -> None:
     """Compares the slices that come to other places in two programs of a step.
 
     **Arguments:** the scopes of those of a plan's program, and of the step's as it is.
-    What a compiler's passes make has none: it may be of the plan's loops.
+    What a compiler's passes make has none, and may be of the plan's loops. What has a
+    scope of the plan's own is not in the step as it is.
 
     **Raises:** `CompileError` where the plan's program has more.
     """

@@ -8,6 +8,7 @@ tests on an attached GPU; without it they run on the CPU, whatever is attached.
 import gc
 import importlib.metadata
 import os
+import pathlib
 import signal
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -42,6 +43,10 @@ import pytest
 # What tests import stays: a third of the time of collecting them went into finding that
 # out again and again. `pytest_collection_finish` turns it on.
 gc.disable()
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    # Nothing runs what is compiled for a GPU, so `ptxas` does nothing: it took a third
+    # of the time of compiling. JAX 0.10 to 0.12 say by this where it is.
+    jax._src.lib.cuda_path = str(pathlib.Path(__file__).parent / "cuda")
 # Also set here: the variable is not read again if something imported jax before us.
 jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 jax.config.update("jax_num_cpu_devices", 8)

@@ -15,8 +15,7 @@ SOURCE = str(pathlib.Path(stowax.__file__).parents[1])
 FILES = (
     "test_memory.py",
     "test_planner.py",
-    "test_update_run.py",
-    "test_verify_optimizers.py",
+    "test_update_elementwise.py",
     "test_hazards_stacks.py",
 )
 

@@ -84,9 +84,7 @@ def test_orders_are_for_the_last_two_axes_on_a_tpu():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("axis", "step"), [(1, momentum), (2, momentum), (1, descent), (2, descent)]
-)
+@pytest.mark.parametrize(("axis", "step"), [(1, momentum), (2, descent)])
 def test_a_few_layers_are_on_the_device_and_the_rest_lies_in_place(axis, step):
     found, args = planned(axis, step), arguments(axis, step)
     state = [a for a in found.program.arguments if len(a.shape) == 3]
@@ -135,8 +133,7 @@ def three_steps(found, step, args, place=lambda state: state):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [momentum, descent])
-@pytest.mark.parametrize("axis", ORDERS)
+@pytest.mark.parametrize(("axis", "step"), [(2, momentum), (1, descent)])
 def test_three_steps_are_those_with_everything_on_the_device(axis, step):
     found = planned(axis, step)
     # One of the two updates is the host's: this is both ways to work on what lies so.

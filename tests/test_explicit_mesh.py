@@ -192,8 +192,6 @@ def step_of_two(params, moments, x):
     ("target", "form"),
     [
         ("h200", "scan"),
-        pytest.param("v5p-8", "scan", marks=pytest.mark.slow),
-        pytest.param("h200", "loop", marks=pytest.mark.slow),
         pytest.param("v5p-8", "loop", marks=pytest.mark.slow),
     ],
 )

@@ -157,7 +157,6 @@ KINDS = {kind.name: kind for kind in jax.sharding.AxisType}
     [
         ("h200x8", 4, "Auto"),
         ("h200", 1, "Explicit"),
-        ("v5p-8", 4, "Explicit"),
         ("v5p-8", 2, "Auto"),
     ],
 )

@@ -147,8 +147,9 @@ def spread(mesh, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["constraint", "shard_map"])
-@pytest.mark.parametrize("target", [None, "h200x4"])
+@pytest.mark.parametrize(
+    ("way", "target"), [("constraint", None), ("shard_map", "h200x4")]
+)
 def test_arrays_that_are_put_nowhere_go_where_the_step_spreads_them(way, target):
     draw = np.random.default_rng(0).normal
     make = lambda: {

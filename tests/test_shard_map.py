@@ -14,7 +14,8 @@ import stowax
 
 LAYERS, WIDTH, ROWS, WORDS = 4, 128, 512, 256
 MANY = 8192, 4096
-MANY_WORDS = 512, 16384
+MANY_ROWS = 8192, 256
+MANY_WORDS = 512, 8192
 RECOMPUTE = {"activation": "recompute"}
 TX = optax.adam(1e-2)
 
@@ -154,10 +155,7 @@ CASES = [
     Case(checked=False),
     Case(looped=True),
     Case(way="tensor"),
-    Case(way="tensor", checked=False, looped=True),
     Case(way="weights"),
-    Case(way="weights", checked=False),
-    Case(around="loss"),
     Case(around="loss", checked=False, looped=True),
     Case(around="loss", way="tensor"),
     Case(around="loss", way="weights", checked=False),
@@ -181,7 +179,7 @@ def compared(step, planned, held, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.quick(*map(name_of, CASES[1::4]))
+@pytest.mark.quick(*map(name_of, CASES[1::3]))
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_step_computes_the_same_with_its_layers_computed_again(case, usual_promotion):
     mesh = mesh_of(case)
@@ -195,9 +193,9 @@ def test_a_step_computes_the_same_with_its_layers_computed_again(case, usual_pro
 @pytest.mark.parametrize(
     ("case", "role", "sizes"),
     [
-        (Case(), "activation", MANY),
+        (Case(), "activation", MANY_ROWS),
         (Case(checked=False), "optimizer state", MANY_WORDS),
-        (Case(way="tensor", around="loss"), "activation", MANY),
+        (Case(way="tensor", around="loss"), "activation", MANY_ROWS),
     ],
     ids=str,
 )

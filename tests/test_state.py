@@ -131,10 +131,8 @@ def test_without_donation_it_stays():
 
 OPTIMIZERS = {
     "adamw": optax.adamw(1e-3),
-    "momentum": optax.sgd(1e-2, momentum=0.9),
     "clipped": optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-3)),
     "several steps": optax.MultiSteps(optax.adam(1e-3), every_k_schedule=3),
-    "scheduled": optax.lion(optax.cosine_decay_schedule(1e-3, 10)),
 }
 
 

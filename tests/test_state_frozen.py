@@ -129,7 +129,7 @@ def batch(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["mixed", "second axis", "loop"])
 def test_steps_are_those_without_a_plan_and_the_frozen_part_stays_usable(form):
     base, tuned = shapes(form)
     step = tuning(form)
@@ -154,9 +154,7 @@ def test_steps_are_those_without_a_plan_and_the_frozen_part_stays_usable(form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("form", "target"), [("scan", "h200"), ("scan", "v5p-8"), ("loop", "v5p-8")]
-)
+@pytest.mark.parametrize(("form", "target"), [("scan", "h200"), ("loop", "v5p-8")])
 def test_two_layers_of_the_frozen_part_are_on_the_device(form, target):
     base, tuned = shapes(form)
     step, args = tuning(form), (base, tuned, tuned, spec(ROWS, WIDTH))
@@ -179,8 +177,9 @@ def test_two_layers_of_the_frozen_part_are_on_the_device(form, target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["scan", "loop"])
-@pytest.mark.parametrize("returned", [carried, handed_through])
+@pytest.mark.parametrize(
+    ("form", "returned"), [("scan", carried), ("loop", handed_through)]
+)
 def test_what_is_returned_as_it_came_is_the_same_buffer(form, returned):
     base, tuned = shapes(form)
     step, args = returned(form), ({"base": base, "tuned": tuned}, spec(ROWS, WIDTH))

@@ -81,10 +81,8 @@ def arguments(mesh, width):
 
 
 MESHES = [
-    ("v5p-8", (4,)),
     ("v5e-16", (4, 4)),
     ("h200x8", (8,)),
-    ("h200x8", (4, 2)),
 ]
 CHIP_WIDTH = 2048
 
@@ -151,7 +149,7 @@ def moment_bytes(chips):
     return LAYERS * CHIP_WIDTH * 4 * CHIP_WIDTH * 4 // chips
 
 
-HERE = {"fsdp": (8,), "fsdp and tensor": (4, 2)}
+HERE = {"fsdp and tensor": (4, 2)}
 HERE_WIDTH = 1024
 
 

@@ -196,9 +196,7 @@ MATRIX = WIDTH * 4 * WIDTH * 4
 @pytest.mark.parametrize(
     ("form", "name", "shape"),
     [
-        ("scan", "v5p-8", (4,)),
         ("scan", "v5e-16", (4, 4)),
-        ("loop", "v5p-8", (2, 2)),
         ("loop", "h200x8", (8,)),
         ("second axis, bfloat16", "h200x8", (4, 2)),
         ("second axis, layers first", "v5p-8", (2, 2)),

@@ -40,7 +40,7 @@ def outcome(model, args, policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STRAIGHT)
+@pytest.mark.parametrize("name", ["resnet", "graph_net", "big_vocabulary"])
 def test_policies_give_the_same_loss_and_gradients(name):
     model = STRAIGHT[name].model(STRAIGHT[name].SMALL)
     # Momentum after one step is the gradient, and quick to compile.

@@ -5,6 +5,8 @@ step holds its arguments (parameters 4 A, moments 8 A, batch A) and temporaries 
 the state in host memory it holds 8 A less, and a few blocks more.
 """
 
+import functools
+
 import pytest
 
 import stowax
@@ -20,12 +22,18 @@ BLOCK = ARRAY // 64
 GIB = 2**30
 
 
-@pytest.fixture(params=["h200", "v5p-8"])
-def programs(request, usual_promotion):
-    target = target_or_skip(request.param)
+@functools.cache
+def inspected(name):
+    """Programs of all tests: each takes seconds to compile."""
+    target = target_or_skip(name)
     plain = whole(target, adam_tutorial.step, "device", (0, 1))
     mine = streamed(target, adam_tutorial.step, adam_tutorial.arguments())
     return target, stowax.inspect(plain), stowax.inspect(mine)
+
+
+@pytest.fixture(params=["h200", "v5p-8"])
+def programs(request, usual_promotion):
+    return inspected(request.param)
 
 
 @pytest.mark.slow

@@ -357,6 +357,28 @@ def test_a_value_read_two_layers_later_doubles_the_block():
     assert len(repeat.carry) == 2
 
 
+@jax.custom_vjp
+def product(x, w):
+    return x @ w
+
+
+product.defvjp(lambda x, w: (x @ w, (x, w)), lambda r, g: (g @ r[1].T, r[0].T @ g))
+
+
+@pytest.mark.parametrize("around", [jax.checkpoint, jax.jit])
+@pytest.mark.parametrize("rule", [product, lambda x, w: jax.nn.relu(x @ w)])
+def test_layers_that_are_functions_of_their_own(around, rule):
+    """A rule of a derivative holds the trace that it was met in: each layer has one."""
+
+    def model(x, ws):
+        for w in ws:
+            x = around(lambda x, w: x + rule(x, w))(x, w)
+        return x
+
+    (repeat,) = check(model, X, [matrix(i) for i in range(4)])
+    assert repeat.count == 4
+
+
 def test_derivatives_survive_rolling():
     def model(x, layers):
         for p in layers:

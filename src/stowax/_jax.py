@@ -28,6 +28,7 @@ from jax._src.lax import lax as _lax
 Literal = _core.Literal
 Var = _core.Var
 Jaxpr = _core.Jaxpr
+Trace = _core.Trace
 ClosedJaxpr: Any = getattr(_core, "ClosedJaxpr", Jaxpr)  # one kind from JAX 0.12 on
 
 

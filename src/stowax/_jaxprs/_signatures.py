@@ -145,6 +145,10 @@ class Keys:
             return self._describe_callable(thing)
         if dataclasses.is_dataclass(thing):
             return (type(thing), *self._fields(thing))
+        if isinstance(thing, _jax.Trace):  # rules hold the one that they were met in
+            return ("trace", type(thing), getattr(thing, "requires_low", None))
+        if hasattr(thing, "primitive"):  # a rule from which JAX took what nobody reads
+            return ("equation", self.equation_key(thing)[0])
         if type(thing).__name__ == "Unhashable":  # JAX's box for a static argument
             return ("boxed", self.describe(thing.val))
         return _by_value(thing)

@@ -337,29 +337,43 @@ def test_a_plan_of_a_partial_function_is_called_what_the_function_is():
     assert session.plans["train_step"].program.step.endswith("train_step")
 
 
+def momentum_step(state, x):
+    loss, grads = jax.value_and_grad(loss_of)(state["w"], x)
+    moment = 0.9 * state["m"] + grads
+    return {"w": state["w"] - 0.1 * moment, "m": moment}, loss
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("said", [None, ()])
-def test_nothing_is_donated_where_a_script_says_so(said):
+def test_what_a_step_returned_is_overwritten_where_nothing_else_fits():
     params, x = weights(), batch()
+    first = {"w": params, "m": jnp.zeros_like(params)}
 
-    def momentum_step(state, x):
-        loss, grads = jax.value_and_grad(loss_of)(state["w"], x)
-        moment = 0.9 * state["m"] + grads
-        return {"w": state["w"] - 0.1 * moment, "m": moment}, loss
+    def script():
+        with planning(budget="40%"):
+            step = jax.jit(momentum_step)
+            best, _ = step(first, x)
+            step(best, x)
+            jax.block_until_ready(best["w"] + 1)
 
+    with pytest.raises(RuntimeError, match="deleted") as gone:
+        script()
+    # A script keeps what it began with, and the step's results are the step's.
+    assert not any(a.is_deleted() for a in jax.tree.leaves(first))
+    (note,) = [n for n in gone.value.__notes__ if n.startswith("stowax: ")]
+    assert note.startswith("stowax: momentum_step does not fit unless what it returned")
+    assert "write jax.jit(..., donate_argnums=()): then nothing is overwritten" in note
+
+
+@pytest.mark.slow
+def test_nothing_is_donated_where_a_script_says_so():
+    params, x = weights(), batch()
     first = {"w": params, "m": jnp.zeros_like(params)}
     with planning(budget="40%") as session:
-        step = jax.jit(momentum_step, donate_argnums=said)
-        if said is None:
-            second, _ = step(first, x)
-            step(second, x)
-            # A script keeps what it began with, and the step's results are the step's.
-            assert second["w"].is_deleted()
-        else:
-            with pytest.raises(MisfitError, match="smallest budget"):
-                step(first, x)
+        step = jax.jit(momentum_step, donate_argnums=())
+        with pytest.raises(MisfitError, match="smallest budget"):
+            step(first, x)
+    assert session.refused
     assert not any(a.is_deleted() for a in jax.tree.leaves(first))
-    assert session.refused == (said == ())
 
 
 def test_that_a_key_may_be_overwritten_is_no_reason_to_search_again():

@@ -12,9 +12,9 @@ MIB = 2**20
 BYTES = 8 * MIB
 
 
-def reason(decision, *, index=2, seconds=2e-3, primitive="mul", window=1.0):
+def reason(decision, *, index=2, seconds=2e-3, primitive="mul", window=1.0, **more):
     """Why a value of 8 MiB is where it is; its copy takes `window` forward runs."""
-    body = chain(bytes=BYTES)
+    body = dataclasses.replace(chain(bytes=BYTES), **more)
     made = dataclasses.replace(body.operations[1], seconds=seconds, primitive=primitive)
     body = dataclasses.replace(
         body, operations=(body.operations[0], made, body.operations[2])
@@ -30,6 +30,13 @@ def test_what_is_recomputed_has_its_price_and_its_gain():
         reason("recompute", seconds=9e-8)
         == "costs next to nothing, frees 8.00 MiB a layer"
     )
+
+
+def test_a_segment_is_no_layer():
+    assert reason("recompute", count=1) == "costs 2.0 ms, frees 8.00 MiB"
+    assert reason("keep", count=1) == "computing it again would take 2.0 ms"
+    given = "what is made elsewhere cannot be computed again"
+    assert reason("keep", index=0, count=1) == given
 
 
 @pytest.mark.parametrize(

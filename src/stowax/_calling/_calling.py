@@ -23,7 +23,7 @@ import jax
 from .._errors import ArgumentError, StowaxError
 from .._jax import argument_path
 from .._jax_jit import jit_info, spread_as_told
-from ._known import Known, KnownStep, known
+from ._known import Known, KnownStep, function_of, known
 from ._leaves import Static, computed, flatten, in_modules, whole
 from ._objects import is_object, merge, split, update
 from ._told import placed_as_told, spread_as_objects_are
@@ -246,8 +246,9 @@ class Flat:
 
     def __init__(self, step: Callable[..., Any], taken: Taken):
         self.step, self.taken = step, taken
-        self.__name__ = getattr(step, "__name__", type(step).__name__)
-        self.__qualname__ = getattr(step, "__qualname__", self.__name__)
+        own = function_of(step)
+        self.__name__ = getattr(own, "__name__", type(own).__name__)
+        self.__qualname__ = getattr(own, "__qualname__", self.__name__)
         self.__wrapped__ = step
         if taken.by_keyword:  # `jax.jit` asks how many arguments have a position
             self.__signature__ = _BY_POSITION

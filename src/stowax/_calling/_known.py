@@ -147,6 +147,13 @@ class KnownStep:
         return self if instance is None else functools.partial(self, instance)
 
 
+def function_of(step: Any) -> Any:
+    """What a partial function is of, unless it has a name of its own."""
+    while isinstance(step, functools.partial) and not hasattr(step, "__name__"):
+        step = step.func
+    return step
+
+
 def known(step: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Known:
     """What is known of how `step` is called.
 

@@ -92,12 +92,11 @@ def run(
             tell(failed=False)
             return _code(error)
 
-        ended = run_program(
-            program,
-            words,
-            lambda code: finish(SystemExit(code)),
-            lambda: tell(failed=True),
-        )
+        def fail(error: BaseException) -> None:
+            session.explain(error)
+            tell(failed=True)
+
+        ended = run_program(program, words, lambda code: finish(SystemExit(code)), fail)
         return finish(ended)
 
 

@@ -97,12 +97,12 @@ def run_program(
     program: Program,
     words: tuple[str, ...],
     leaves: Callable[[int], int],
-    fails: Callable[[], None] = lambda: None,
+    fails: Callable[[BaseException], None] = lambda error: None,
 ) -> BaseException | None:
     """Runs it to the end of its threads; what it raised, if anything.
 
     A failure's traceback has been shown as the script would have shown it, and before
-    that `fails()` was called. Before the script leaves by `os._exit(code)`,
+    that `fails(error)` was called. Before the script leaves by `os._exit(code)`,
     `leaves(code)` is called, and gives another code.
     """
     file = program.code.co_filename
@@ -130,7 +130,7 @@ def run_program(
     except BaseException as error:
         try:
             if not isinstance(error, SystemExit | KeyboardInterrupt):
-                fails()
+                fails(error)
         finally:
             _shown(error)
         return error

@@ -42,8 +42,11 @@ def reason_of(
 
 
 def layer_reason(body: Body, value: Value, decision: Decision, link: Link) -> str:
-    """Why a value of a layer is where it is; seconds and bytes are of one layer."""
-    again = _again(body, value)
+    """Why a value of a layer is where it is; seconds and bytes are of one layer.
+
+    What is there once, as a segment of straight-line code is, is no layer.
+    """
+    again, each = _again(body, value), " a layer" if body.count > 1 else ""
     if decision == "offload":
         forward = max(body.forward_seconds, 1e-12)
         filled = value.bytes / link.device_to_host / forward
@@ -58,9 +61,10 @@ def layer_reason(body: Body, value: Value, decision: Decision, link: Link) -> st
         )
     if decision == "keep":
         if value.operation is None:
-            return "what a layer reads cannot be computed again"
+            what = "what a layer reads" if each else "what is made elsewhere"
+            return f"{what} cannot be computed again"
         if again:
-            return f"computing it again would take {again} a layer"
+            return f"computing it again would take {again}{each}"
         primitive = body.operations[value.operation].primitive
         if primitive in _VIEWS:
             # What is spared is the value that it comes from.
@@ -69,7 +73,7 @@ def layer_reason(body: Body, value: Value, decision: Decision, link: Link) -> st
                 f"a {what}: without it, the value behind it is kept or computed again"
             )
         return "computing it again would take next to nothing"
-    freed = f"frees {format_bytes(value.bytes)} a layer"
+    freed = f"frees {format_bytes(value.bytes)}{each}"
     return f"costs {again or 'next to nothing'}, {freed}"
 
 

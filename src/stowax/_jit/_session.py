@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from .. import _jax
-from .._calling._known import NO_PROGRAM, Known, KnownStep, known
+from .._calling._known import NO_PROGRAM, Known, KnownStep, function_of, known
 from .._errors import ArgumentError, MisfitError, StepError, StowaxError
 from .._mark import current, noticing
 from .._plan._plan import Plan
@@ -77,6 +77,21 @@ class Session:
         """Takes note, once, of why something runs as it is written."""
         if note not in self.notes:
             self.notes.append(note)
+
+    def explain(self, error: BaseException) -> None:
+        """Adds to an error of JAX's, that an array is gone, which plan overwrote it."""
+        if "has been deleted" not in str(error):
+            return
+        for step in self._steps:
+            plan = step.planned.plan if step.planned is not None else None
+            told = step.known.donated is not None
+            if plan is not None and plan.program.donate_argnums and not told:
+                error.add_note(
+                    f"stowax: {step.__name__} does not fit unless what it returned is "
+                    "overwritten by the next call. Keep copies (jnp.copy) of what is "
+                    "needed longer, or write jax.jit(..., donate_argnums=()): then "
+                    "nothing is overwritten, and the plan has to fit so."
+                )
 
     def add(self, step: "_Step") -> None:
         """A step in place of a function that `jax.jit` made."""
@@ -237,17 +252,10 @@ def _watched(fun: Any, step: _Step) -> Callable[..., Any]:
             raise _DifferentiatesError
         return out
 
-    own = _named(fun)
+    own = function_of(fun)
     watched.__name__ = getattr(own, "__name__", type(own).__name__)
     watched.__qualname__ = getattr(own, "__qualname__", watched.__name__)
     return watched
-
-
-def _named(fun: Any) -> Any:
-    """What a partial function is of, unless it has a name of its own."""
-    while isinstance(fun, functools.partial) and not hasattr(fun, "__name__"):
-        fun = fun.func
-    return fun
 
 
 _active: Session | None = None
@@ -299,7 +307,7 @@ def planning(
     def pmap(fun: Any, *args: Any, **options: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if not f"{caller}.".startswith((*_JAXS_OWN, _ASKS_FOR_A_TYPE)):
-            name = getattr(_named(fun), "__name__", type(fun).__name__)
+            name = getattr(function_of(fun), "__name__", type(fun).__name__)
             session.leave(f"{name} runs as it is written. {NO_PROGRAM}")
         return spread(fun, *args, **options)
 
@@ -311,6 +319,9 @@ def planning(
     _active = session
     try:
         yield session
+    except Exception as error:
+        session.explain(error)
+        raise
     finally:
         _active = None
         _replace(jit, real)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from .. import _jax
+from .._calling._known import function_of
 from .._errors import ArgumentError, NothingToPlanError
 from .._step._recording import Recording
 from .._step._trace import record_for
@@ -55,7 +56,7 @@ def asked_for(
     memory, reserve = _asked.host_budget(host_budget, host_reserve, machine)
     programs = cache_in(cache)
     say = _asked.sayer(progress, started)
-    say(f"tracing {getattr(step, '__name__', 'the step')}")
+    say(f"tracing {getattr(function_of(step), '__name__', 'the step')}")
     machine, specs, recording = traced(step, args, machine, donated)
     return Asked(
         step=step,
